@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but Python 3.11+ and this file.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test sweep bench lint clean
+
+demo: $(READY)
+	$(BIN)/python examples/tour.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not sweep"
+
+# Every operator that torch can differentiate; several minutes.
+sweep: $(READY)
+	$(BIN)/python -m pytest -m sweep
+
+# Side by side with torch.func in one process, as ratios.
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Derivatives of PyTorch programs, and proof that they are right."""
+
+from covector.transforms.functionalize import functionalize
+from covector.transforms.grad import grad, grad_and_value
+from covector.transforms.hessian import hessian
+from covector.transforms.jacfwd import jacfwd
+from covector.transforms.jacrev import jacrev
+from covector.transforms.jvp import jvp
+from covector.transforms.linearize import linearize
+from covector.transforms.module import as_function
+from covector.transforms.vjp import vjp
+
+__all__ = [
+    "as_function",
+    "functionalize",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "vjp",
+]

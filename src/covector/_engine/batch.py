@@ -1,0 +1,27 @@
+"""Batches: apply a function of tensors to many tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from covector._engine.levels import BatchLevel
+
+Apply = Callable[[list[Tensor]], list[Tensor]]
+
+
+def batched(apply: Apply, stacks: Sequence[Tensor], randomness: str) -> list[Tensor]:
+    """Apply to every slice along the first axis at once, by a batching level."""
+    with BatchLevel(stacks[0].shape[0], randomness) as level:
+        results = apply([level.hide(stack) for stack in stacks])
+        return [level.show(result) for result in results]
+
+
+def looped(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:
+    """Apply to every slice along the first axis in turn."""
+    results = [apply(list(slices)) for slices in zip(*(s.unbind() for s in stacks), strict=True)]
+    if len(results) == 1:
+        return [part.unsqueeze(0) for part in results[0]]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]

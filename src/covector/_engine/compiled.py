@@ -1,0 +1,26 @@
+"""Compilers: what `torch.compile` should do when it meets one of our verbs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+
+def outside_graphs(function: F, like: Any = None) -> F:
+    """Mark a function as one that compiled code calls eagerly, and name it after `like`.
+
+    Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
+    """
+    if like is not None:
+        functools.update_wrapper(function, like, updated=())
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "covector's transforms run eagerly"  # type: ignore[attr-defined]
+    set_code_exec_strategy(function.__code__, _EAGER)
+    return function

@@ -1,0 +1,76 @@
+"""Forward mode: run a function once with tangents attached.
+
+The outermost push of a program opens a dual level and nothing else; a push inside another transform,
+or inside somebody's dual level, takes a nesting level, so that tangents are never confused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._engine import levels
+from covector._engine.reverse import Run
+from covector._tree import Evaluation
+
+_make_dual = torch._VF._make_dual
+_unpack_dual = torch._VF._unpack_dual
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """One run of a function, and the tangent of each output; None where an output has none."""
+
+    evaluation: Evaluation
+    tangents: list[Tensor | None]
+
+    def filled(self) -> list[Tensor]:
+        """The tangents, with zeros where an output does not depend on the inputs."""
+        return [
+            torch.zeros_like(output) if tangent is None else tangent
+            for output, tangent in zip(self.evaluation.outputs, self.tangents, strict=True)
+        ]
+
+
+def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
+    """J u: run the function on these leaves, the chosen ones moving along the tangents."""
+    with levels.EagerTensors():
+        inner = [_ordinary(leaf) for leaf in leaves]
+        if levels.active() or levels.dual_level_open():
+            return _push_on_level(run, inner, chosen, tangents)
+        return _push_plain(run, inner, chosen, tangents)
+
+
+def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
+    with levels.DualLevel():
+        for index, tangent in zip(chosen, tangents, strict=True):
+            leaves[index] = _make_dual(leaves[index], tangent, level=0)
+        evaluation = run(leaves)
+        pairs = [_unpack_dual(output, level=0) for output in evaluation.outputs]
+    outputs = [primal for primal, _ in pairs]
+    return Pushed(replace(evaluation, outputs=outputs), [tangent for _, tangent in pairs])
+
+
+def _push_on_level(
+    run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]
+) -> Pushed:
+    with levels.JvpLevel() as level:
+        number = level.number
+        inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for index, tangent in zip(chosen, tangents, strict=True):
+            inner[index] = _make_dual(leaves[index], tangent, level=0)
+        evaluation = run(inner)
+        pairs = [_unpack_dual(output, level=0) for output in evaluation.outputs]
+        outputs = [levels.unwrap(primal, number) for primal, _ in pairs]
+        pushed: list[Tensor | None] = [None if t is None else levels.unwrap(t, number) for _, t in pairs]
+        aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
+    return Pushed(replace(evaluation, outputs=outputs, aux=aux), pushed)
+
+
+def _ordinary(leaf: Any) -> Any:
+    """The leaf, copied if it was made under inference mode and so keeps no version counter."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf

@@ -1,0 +1,189 @@
+"""Nesting levels: which of torch's function transforms are being run right now, and how to enter one.
+
+Each class here is a context manager that leaves the stack of levels as it found it, whatever the
+body raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as stack
+from torch._functorch import eager_transforms as peer
+from torch._functorch.vmap import lazy_load_decompositions
+from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks
+
+_GRAD = stack.TransformType.Grad
+
+wrap = stack._wrap_for_grad
+unwrap = stack._unwrap_for_grad
+unwrap_if_dead = stack.unwrap_if_dead
+
+
+def active() -> bool:
+    """Whether any function transform (torch's or ours, vmap included) is being run."""
+    return stack.peek_interpreter_stack() is not None
+
+
+def recording() -> bool:
+    """Whether an enclosing reverse-mode level would have to record what is computed now."""
+    levels = stack.get_interpreter_stack()
+    return levels is not None and any(level.key() == _GRAD for level in levels)
+
+
+class EagerTensors:
+    """Ordinary tensors inside, also when the caller is in inference mode."""
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> Self:
+        self._guard = None
+        if torch.is_inference_mode_enabled():
+            self._guard = torch.inference_mode(False)
+            self._guard.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._guard is not None:
+            self._guard.__exit__(*exception)
+
+
+class GradLevel:
+    """A level on which reverse mode records; `number` tells it from the others."""
+
+    __slots__ = ("_hooks", "number")
+
+    def __enter__(self) -> Self:
+        # A saved-tensor hook would see the wrapped tensors of this level and outlive it.
+        self._hooks = disable_saved_tensors_hooks(
+            "saved tensor hooks (activation checkpointing among them) do not work in a reverse-mode "
+            "transform that is nested in another transform; use the transform at top level, or leave "
+            "the hooks out."
+        )
+        self._hooks.__enter__()
+        self.number = stack._grad_increment_nesting()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        stack._grad_decrement_nesting()
+        self._hooks.__exit__(None, None, None)
+
+    def variable(self, tensor: Tensor) -> Tensor:
+        """A wrapped tensor of this level, to be differentiated by."""
+        allowed = stack.get_inplace_requires_grad_allowed()
+        stack.set_inplace_requires_grad_allowed(True)
+        try:
+            return tensor.requires_grad_()
+        finally:
+            stack.set_inplace_requires_grad_allowed(allowed)
+
+
+class DualLevel:
+    """Forward mode without a nesting level: for the outermost push of a program."""
+
+    __slots__ = ("_level", "_mode")
+
+    def __enter__(self) -> Self:
+        self._mode = torch._C._is_fwd_grad_enabled()
+        if not self._mode:
+            torch._C._set_fwd_grad_enabled(True)
+        self._level = forward_ad.enter_dual_level()
+        # torch.func.jvp reads this counter to know that a dual level is open.
+        peer.JVP_NESTING += 1
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        peer.JVP_NESTING -= 1
+        forward_ad.exit_dual_level(level=self._level)
+        if not self._mode:
+            torch._C._set_fwd_grad_enabled(False)
+
+
+class JvpLevel:
+    """A level on which forward mode carries tangents, whatever else is going on."""
+
+    __slots__ = ("_dual", "_mode", "number")
+
+    def __enter__(self) -> Self:
+        self.number = stack._jvp_increment_nesting()
+        self._mode = torch._C._is_fwd_grad_enabled()
+        self._dual = None
+        if dual_level_open():
+            peer.JVP_NESTING += 1
+            if not self._mode:
+                torch._C._set_fwd_grad_enabled(True)
+        else:
+            self._dual = DualLevel().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._dual is not None:
+            self._dual.__exit__(*exception)
+        else:
+            peer.JVP_NESTING -= 1
+            if not self._mode:
+                torch._C._set_fwd_grad_enabled(False)
+        stack._jvp_decrement_nesting()
+
+
+class BatchLevel:
+    """A level on which the first axis of some tensors is hidden from the code that runs."""
+
+    __slots__ = ("_number", "_randomness", "_size")
+
+    def __init__(self, size: int, randomness: str) -> None:
+        self._size = size
+        self._randomness = randomness
+
+    def __enter__(self) -> Self:
+        lazy_load_decompositions()
+        self._number = stack._vmap_increment_nesting(self._size, self._randomness)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        stack._vmap_decrement_nesting()
+
+    def hide(self, tensor: Tensor) -> Tensor:
+        """The tensor without its first axis."""
+        return stack._add_batch_dim(tensor, 0, self._number)
+
+    def show(self, tensor: Tensor) -> Tensor:
+        """The tensor with the batch as its first axis."""
+        return stack._remove_batch_dim(tensor, self._number, self._size, 0)
+
+
+class FunctionalLevel:
+    """A level on which mutations (and, on request, views) are rewritten without them."""
+
+    __slots__ = ("_keep_views", "_number")
+
+    def __init__(self, *, keep_views: bool) -> None:
+        self._keep_views = keep_views
+
+    def __enter__(self) -> Self:
+        self._number = stack._func_increment_nesting(self._keep_views)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        stack._func_decrement_nesting()
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        """The tensor as the function may mutate it."""
+        return stack._wrap_functional_tensor(tensor, self._number)
+
+    def unwrap(self, tensor: Tensor) -> Tensor:
+        """The value of a tensor of this level."""
+        return stack._unwrap_functional_tensor(tensor, self._keep_views)
+
+    def write_back(self, original: Tensor, wrapped: Tensor) -> None:
+        """Do to the caller's tensor what the function did to its stand-in."""
+        torch._functionalize_sync(wrapped)
+        stack._propagate_functional_input_mutation(original, wrapped)
+
+
+def dual_level_open() -> bool:
+    """Whether a forward-mode level is open, the user's own included."""
+    return forward_ad._current_level >= 0

@@ -1,0 +1,244 @@
+"""Reverse mode: run a function once, keep the graph, pull cotangents back through it.
+
+At top level this is plain autograd on leaves of our own; inside another transform it takes a nesting
+level. The two scopes differ in nothing that a caller can see, except that the first is faster and
+also works where levels do not (legacy Functions, activation checkpointing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from covector._engine import graph, levels
+from covector._tree import Evaluation
+
+Run = Callable[[list[Any]], Evaluation]
+
+
+def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
+    """The tensor without its reverse-mode history; an outer forward mode still sees its tangent."""
+    if levels.dual_level_open():
+        primal, tangent = forward_ad.unpack_dual(tensor)
+        if tangent is not None:
+            tangent = tangent if keep_graph_of_tangent else tangent.detach()
+            return forward_ad.make_dual(primal.detach(), tangent)
+    return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
+
+
+class PlainScope:
+    """Reverse mode with no nesting level, on detached leaves."""
+
+    __slots__ = ("_connected", "_eager", "_leaves", "_linked")
+
+    def __enter__(self) -> Self:
+        self._connected = torch.is_grad_enabled()
+        self._linked: bool | None = None
+        self._leaves: list[Tensor] = []
+        self._eager = levels.EagerTensors().__enter__()
+        torch._C._set_grad_enabled(True)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for leaf in self._leaves:
+            graph.close_leaf(leaf)
+        torch._C._set_grad_enabled(self._connected)
+        self._eager.__exit__(*exception)
+
+    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
+        inner = [self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for index in chosen:
+            tensor = inner[index]
+            # Connected to the caller's graph already: a new node of that graph is enough.
+            inner[index] = _alias(tensor) if tensor.requires_grad else self.track(tensor)
+        return inner
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if self._connected and tensor.requires_grad:
+            self._linked = True
+            return tensor
+        return detached(tensor, keep_graph_of_tangent=self._connected)
+
+    def track(self, tensor: Tensor) -> Tensor:
+        """This new tensor as a leaf to differentiate by."""
+        self._leaves.append(graph.open_leaf(tensor))
+        return tensor
+
+    def must_record(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> bool:
+        """Whether somebody could differentiate what a pull computes."""
+        if not torch.is_grad_enabled():
+            return False
+        if self._linked is None:
+            self._linked = self._connected and any(map(graph.leads_outside, outputs))
+        return self._linked or any(c.requires_grad for c in cotangents) or levels.recording()
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it: without a graph if the caller records none."""
+        if not output.requires_grad:
+            return output
+        return self.close(output) if self._connected else detached(output)
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor with its graph only if that leads to something of the caller's."""
+        if not tensor.requires_grad or levels.active() or graph.leads_outside(tensor):
+            return tensor
+        return detached(tensor, keep_graph_of_tangent=self._connected)
+
+
+class LevelScope:
+    """Reverse mode on a nesting level, inside another transform."""
+
+    __slots__ = ("_eager", "_grad_enabled", "_level")
+
+    def __enter__(self) -> Self:
+        self._eager = levels.EagerTensors().__enter__()
+        self._level = levels.GradLevel().__enter__()
+        self._grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._set_grad_enabled(self._grad_enabled)
+        self._level.__exit__(*exception)
+        self._eager.__exit__(*exception)
+
+    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
+        number = self._level.number
+        inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for index in chosen:
+            self._level.variable(inner[index])
+        return inner
+
+    def track(self, tensor: Tensor) -> Tensor:
+        """This new tensor as a leaf to differentiate by."""
+        return self._level.variable(levels.wrap(tensor, self._level.number))
+
+    def must_record(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> bool:
+        """Whether somebody could differentiate what a pull computes."""
+        return torch.is_grad_enabled()
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as the caller may have it, once the level is left."""
+        return levels.unwrap_if_dead(tensor)
+
+    hand_out = close
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Another node of the graph with the same value."""
+    return tensor.view_as(tensor) if tensor.layout is torch.strided else tensor.clone()
+
+
+def _scope() -> PlainScope | LevelScope:
+    return LevelScope() if levels.active() else PlainScope()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run of a function, ready to be pulled back through as often as asked."""
+
+    evaluation: Evaluation
+    _outputs: list[Tensor]
+    _variables: list[Tensor]
+    _scope: PlainScope | LevelScope
+
+    def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
+        """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
+        used = [index for index, out in enumerate(self._outputs) if out.requires_grad]
+        outputs = [self._outputs[index] for index in used]
+        along = [cotangents[index] for index in used]
+        return _pull(self._scope, outputs, along, self._variables, keep=keep)
+
+
+def _pull(
+    scope: PlainScope | LevelScope,
+    outputs: list[Tensor],
+    cotangents: list[Tensor],
+    variables: list[Tensor],
+    *,
+    keep: bool,
+) -> list[Tensor]:
+    if not outputs:
+        return [scope.close(torch.zeros_like(variable)) for variable in variables]
+    record = scope.must_record(outputs, cotangents)
+    pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
+    return [
+        scope.close(torch.zeros_like(variable) if value is None else value)
+        for variable, value in zip(variables, pulled, strict=True)
+    ]
+
+
+def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
+    aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
+    return replace(evaluation, outputs=[scope.hand_out(out) for out in evaluation.outputs], aux=aux)
+
+
+def record(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Recording:
+    """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
+    with _scope() as scope:
+        inner = scope.open(leaves, chosen)
+        evaluation = run(inner)
+    variables = [inner[index] for index in chosen]
+    return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """One run of a function and its derivative there, as a graph that is linear in the tangents."""
+
+    evaluation: Evaluation
+    obstacle: str | None
+    _outputs: list[Tensor]
+    _pulled: list[Tensor | None]
+    _cotangents: list[Tensor | None]
+    _scope: PlainScope | LevelScope
+
+    def reached(self) -> list[Tensor | None]:
+        """For each output, None if no variable leads to it."""
+        return self._cotangents
+
+    def without_jvp(self) -> list[str]:
+        """Names of the custom Functions on the way that define no forward-mode rule."""
+        return graph.functions_without("jvp", self._outputs)
+
+    def push(self, tangents: Sequence[Tensor]) -> list[Tensor]:
+        """J u, as the derivative of v -> J^T v with respect to v, applied to u."""
+        pairs = [
+            (pulled, tangent)
+            for pulled, tangent in zip(self._pulled, tangents, strict=True)
+            if pulled is not None and pulled.requires_grad
+        ]
+        variables = [cotangent for cotangent in self._cotangents if cotangent is not None]
+        along = [tangent for _, tangent in pairs]
+        pushed = iter(_pull(self._scope, [p for p, _ in pairs], along, variables, keep=True))
+        return [
+            torch.zeros_like(output) if cotangent is None else next(pushed)
+            for output, cotangent in zip(self.evaluation.outputs, self._cotangents, strict=True)
+        ]
+
+
+def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Linearization:
+    """Run the function and its pullback once, and keep the graph of the pullback."""
+    with _scope() as scope:
+        inner = scope.open(leaves, chosen)
+        evaluation = run(inner)
+        variables = [inner[index] for index in chosen]
+        cotangents = [
+            scope.track(torch.zeros_like(out, requires_grad=False)) if out.requires_grad else None
+            for out in evaluation.outputs
+        ]
+        outputs = [out for out in evaluation.outputs if out.requires_grad]
+        along = [cotangent for cotangent in cotangents if cotangent is not None]
+        pulled: Sequence[Tensor | None] = [None] * len(variables)
+        if outputs:
+            pulled = graph.backward(outputs, along, variables, keep=True, record=True)
+        obstacle = graph.first_undifferentiable([tensor for tensor in pulled if tensor is not None])
+    closed = _closed(scope, evaluation)
+    return Linearization(closed, obstacle, evaluation.outputs, list(pulled), cotangents, scope)

@@ -1,0 +1,258 @@
+"""Trees of tensors: flatten, rebuild, name the leaves, and pick the arguments to differentiate.
+
+A container is whatever torch's own registry knows (tuples, lists, dicts, named tuples, dataclasses
+that the user registered), so this is the one module beside the engine that reads that registry.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.utils import _pytree as registry
+
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
+
+Spec: TypeAlias = registry.TreeSpec
+Argnums = int | tuple[int, ...]
+Argnames = str | tuple[str, ...] | None
+
+LEAF = registry.treespec_leaf()
+
+
+def flatten(tree: Any) -> tuple[list[Any], Spec]:
+    """The leaves of a tree, in order, and what is needed to rebuild it."""
+    if isinstance(tree, Tensor):
+        return [tree], LEAF
+    return registry.tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
+    """The tree with these leaves."""
+    if spec is LEAF:
+        return leaves[0]
+    return registry.tree_unflatten(leaves, spec)
+
+
+def leaf_paths(tree: Any, root: str) -> list[str]:
+    """How a person would write each leaf: `params['layer1.weight']`, `x[0]`."""
+    return [root + registry.keystr(path) for path, _ in registry.tree_leaves_with_path(tree)]
+
+
+def describe(spec: Spec) -> str:
+    """The structure of a tree on one line, a `*` for each leaf."""
+    return registry.treespec_pprint(spec)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one run of the caller's function returned, flat."""
+
+    outputs: list[Any]
+    spec: Spec
+    aux: list[Any]
+    aux_spec: Spec | None
+
+    def value(self) -> Any:
+        """The output as the function returned it."""
+        return unflatten(self.outputs, self.spec)
+
+    def aux_value(self) -> Any:
+        """The auxiliary part as the function returned it."""
+        assert self.aux_spec is not None
+        return unflatten(self.aux, self.aux_spec)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One argument of a call: its leaves are `leaves[start:stop]` of the call's."""
+
+    key: int | str
+    start: int
+    stop: int
+    spec: Spec
+
+    def take(self, leaves: Sequence[Any]) -> Any:
+        if self.spec is LEAF:
+            return leaves[self.start]
+        return unflatten(leaves[self.start : self.stop], self.spec)
+
+
+class Arguments:
+    """The arguments of one call, flat, with the leaves to differentiate singled out."""
+
+    __slots__ = ("chosen", "leaves", "selected", "single", "slots")
+
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.leaves: list[Any] = []
+        self.slots: list[Slot] = []
+        self.selected: list[Slot] = []
+        self.chosen: list[int] = []
+        self.single = False
+        for key, tree in _keyed(args, kwargs):
+            start = len(self.leaves)
+            if isinstance(tree, Tensor):
+                self.leaves.append(tree)
+                self.slots.append(Slot(key, start, start + 1, LEAF))
+            else:
+                leaves, spec = flatten(tree)
+                self.leaves.extend(leaves)
+                self.slots.append(Slot(key, start, len(self.leaves), spec))
+
+    def select(self, slots: list[Slot], *, single: bool) -> Arguments:
+        """Mark these arguments as the ones to differentiate; `single` drops the tuple around results."""
+        self.selected = slots
+        self.single = single
+        self.chosen = [index for slot in slots for index in range(slot.start, slot.stop)]
+        return self
+
+    def primals(self) -> list[Any]:
+        """The leaves to differentiate."""
+        leaves = self.leaves
+        return [leaves[index] for index in self.chosen]
+
+    def rebuild(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments with these leaves in place of the original ones."""
+        args, kwargs = [], {}
+        for slot in self.slots:
+            if isinstance(slot.key, int):
+                args.append(slot.take(leaves))
+            else:
+                kwargs[slot.key] = slot.take(leaves)
+        return args, kwargs
+
+    def tree_of(self, values: Sequence[Any]) -> Any:
+        """One value per leaf to differentiate, arranged like the selected arguments."""
+        if self.single and self.selected[0].spec is LEAF:
+            return values[0]
+        trees, start = [], 0
+        for slot in self.selected:
+            count = slot.stop - slot.start
+            trees.append(unflatten(values[start : start + count], slot.spec))
+            start += count
+        return trees[0] if self.single else tuple(trees)
+
+    def paths(self, function: Callable[..., Any]) -> list[str]:
+        """How a person would write each leaf to differentiate."""
+        names = parameter_names(function)
+        return [
+            path
+            for slot in self.selected
+            for path in leaf_paths(slot.take(self.leaves), _slot_name(slot, names))
+        ]
+
+
+def _keyed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
+    yield from enumerate(args)
+    yield from kwargs.items()
+
+
+def _slot_name(slot: Slot, names: list[str]) -> str:
+    if isinstance(slot.key, str):
+        return slot.key
+    return names[slot.key] if slot.key < len(names) else f"args[{slot.key}]"
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """Names of the positional parameters; empty where Python cannot tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def select(
+    caller: Caller,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    argnums: Argnums = 0,
+    argnames: Argnames = None,
+) -> Arguments:
+    """The call of `caller.function` with the arguments that `argnums`/`argnames` name marked."""
+    arguments = Arguments(args, kwargs)
+    if argnames is None and type(argnums) is int and 0 <= argnums < len(args):
+        return arguments.select([arguments.slots[argnums]], single=True)
+    positions, names = _requested(caller, argnums, argnames)
+    count = len(args)
+    slots = [arguments.slots[_position(caller, argnum, count)] for argnum in positions]
+    slots += [_named(caller, arguments, name, count) for name in names]
+    if len({slot.key for slot in slots}) != len(slots):
+        raise ArgumentValueError(
+            f"{caller}: an argument is selected twice by "
+            f"argnums={argnums!r}, argnames={argnames!r} in a call with {count} positional arguments. "
+            "Name each argument once."
+        )
+    single = (isinstance(argnames, str) and not positions) or (isinstance(argnums, int) and not names)
+    return arguments.select(slots, single=single)
+
+
+def select_all(args: Sequence[Any]) -> Arguments:
+    """The call `function(*args)` with every argument marked."""
+    arguments = Arguments(args, {})
+    return arguments.select(arguments.slots, single=False)
+
+
+def _requested(
+    caller: Caller, argnums: Argnums, argnames: Argnames
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+    if isinstance(argnums, tuple):
+        positions = argnums
+    elif not isinstance(argnums, int) or isinstance(argnums, bool):
+        raise ArgumentTypeError(
+            f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r} "
+            f"({type(argnums).__name__})."
+        )
+    elif names:
+        if argnums != 0:
+            raise ArgumentValueError(
+                f"{caller}: argnums={argnums} beside argnames={argnames!r} is ambiguous. To select by "
+                f"position and by name, give a tuple: argnums=({argnums},)."
+            )
+        positions = ()
+    else:
+        positions = (argnums,)
+    if not positions and not names:
+        raise ArgumentValueError(
+            f"{caller}: nothing to differentiate: argnums={argnums!r}, argnames={argnames!r}. "
+            "Name at least one argument."
+        )
+    return positions, names
+
+
+def _position(caller: Caller, argnum: Any, count: int) -> int:
+    if not isinstance(argnum, int) or isinstance(argnum, bool):
+        raise ArgumentTypeError(
+            f"{caller}: argnums must hold ints, got {argnum!r} ({type(argnum).__name__})."
+        )
+    if not -count <= argnum < count:
+        raise ArgumentValueError(
+            f"{caller}: argnums={argnum} is out of range: the call has {count} positional "
+            f"argument{'' if count == 1 else 's'}. Arguments given by keyword are selected with "
+            "argnames=."
+        )
+    return argnum % count
+
+
+def _named(caller: Caller, arguments: Arguments, name: Any, count: int) -> Slot:
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"{caller}: argnames must be a string or a tuple of strings, got {name!r} "
+            f"({type(name).__name__})."
+        )
+    for slot in arguments.slots[count:]:
+        if slot.key == name:
+            return slot
+    known = parameter_names(caller.function)
+    if name in known[:count]:
+        return arguments.slots[known.index(name)]
+    given = [*known[:count], *(str(slot.key) for slot in arguments.slots[count:])]
+    raise ArgumentValueError(
+        f"{caller}: the call has no argument named {name!r}; "
+        f"it has: {', '.join(given) or 'none with a known name'}."
+    )

@@ -1,0 +1,83 @@
+"""Every exception and warning class. The class says whose fault it is; the text says what to do.
+
+Where the torch function that covector replaces raises a builtin exception for the same mistake, the
+class here is an instance of that one too, so that code written for torch still catches it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "BatchingWarning",
+    "Caller",
+    "CovectorError",
+    "CovectorWarning",
+    "ForwardModeWarning",
+    "InferenceModeError",
+    "OutputError",
+    "RandomnessError",
+    "warn",
+]
+
+
+class Caller(NamedTuple):
+    """What the user called: the verb and the function given to it. Printed as `grad(loss)`."""
+
+    verb: str
+    function: Callable[..., Any]
+
+    def __str__(self) -> str:
+        name = getattr(self.function, "__name__", None) or type(self.function).__name__
+        return f"{self.verb}({name})"
+
+
+class CovectorError(Exception):
+    """Base of every error that covector raises itself."""
+
+
+class ArgumentTypeError(CovectorError, TypeError, ValueError, RuntimeError):
+    """The caller passed the wrong kind of thing."""
+
+
+class ArgumentValueError(CovectorError, ValueError, RuntimeError):
+    """The caller passed the right kind of thing with a value that cannot work."""
+
+
+class OutputError(CovectorError, TypeError, ValueError, RuntimeError):
+    """The caller's function returned something that cannot be differentiated."""
+
+
+class RandomnessError(CovectorError, RuntimeError):
+    """The caller's function drew random numbers where the directions of a batch share one run."""
+
+
+class InferenceModeError(CovectorError, RuntimeError):
+    """The caller's function uses tensors made under `torch.inference_mode()`, which keep no graph."""
+
+
+class CovectorWarning(UserWarning):
+    """Base of every warning that covector emits itself."""
+
+
+class ForwardModeWarning(CovectorWarning):
+    """An operation has no forward-mode rule, so the pullback was differentiated instead."""
+
+
+class BatchingWarning(CovectorWarning):
+    """Directions could not be applied as one batch, so a slower rung of the ladder was used."""
+
+
+def warn(message: str, category: type[CovectorWarning]) -> None:
+    """Warn at the line of the user's that led here."""
+    depth = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("covector"):
+        frame = frame.f_back
+        depth += 1
+    warnings.warn(message, category, stacklevel=depth)

@@ -1,0 +1,1 @@
+"""Functions from functions: one file per verb."""

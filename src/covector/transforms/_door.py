@@ -1,0 +1,235 @@
+"""The door of every transform: what is checked once, so that nothing inside has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from covector._engine.reverse import Run
+from covector._tree import (
+    LEAF,
+    Argnames,
+    Argnums,
+    Arguments,
+    Evaluation,
+    Spec,
+    describe,
+    flatten,
+    leaf_paths,
+    select,
+)
+from covector.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Caller,
+    InferenceModeError,
+    OutputError,
+)
+
+Accept = Callable[[Caller, Evaluation], None]
+
+RANDOMNESS = ("error", "same", "different")
+
+
+def check_function(verb: str, function: Any) -> Caller:
+    """The verb and the function it was given, which has to be callable."""
+    if not callable(function):
+        raise ArgumentTypeError(
+            f"{verb}: the first argument must be a function, got {function!r} "
+            f"({type(function).__name__}). Write {verb}(f)(x), not {verb}(f(x))."
+        )
+    return Caller(verb, function)
+
+
+def check_batching(verb: str, chunk_size: Any, randomness: Any) -> None:
+    """`chunk_size` is None or a positive int, `randomness` one of three words."""
+    if chunk_size is not None:
+        if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
+            raise ArgumentTypeError(
+                f"{verb}: chunk_size must be None or a positive int, got {chunk_size!r} "
+                f"({type(chunk_size).__name__})."
+            )
+        if chunk_size <= 0:
+            raise ArgumentValueError(
+                f"{verb}: chunk_size must be positive, got {chunk_size}. It is the number of "
+                "directions that are applied at once; None applies all."
+            )
+    if randomness not in RANDOMNESS:
+        raise ArgumentValueError(
+            f"{verb}: randomness must be one of {', '.join(map(repr, RANDOMNESS))}, got {randomness!r}."
+        )
+
+
+def bind(
+    caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], argnums: Argnums, argnames: Argnames
+) -> Arguments:
+    """The arguments of a call, those to differentiate marked and checked."""
+    return check_primals(caller, select(caller, args, kwargs, argnums, argnames))
+
+
+def check_primals(caller: Caller, arguments: Arguments) -> Arguments:
+    """Every leaf to differentiate by is a floating-point or complex tensor, and there is one."""
+    leaves = arguments.leaves
+    for position, index in enumerate(arguments.chosen):
+        leaf = leaves[index]
+        if not isinstance(leaf, Tensor):
+            raise ArgumentTypeError(
+                f"{caller}: can only differentiate by tensors, but "
+                f"{arguments.paths(caller.function)[position]} is {leaf!r} ({type(leaf).__name__}). "
+                "Make it a tensor, or select other arguments with argnums/argnames."
+            )
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            raise ArgumentTypeError(
+                f"{caller}: can only differentiate by floating-point or complex tensors, but "
+                f"{arguments.paths(caller.function)[position]} has dtype {leaf.dtype}. Convert it, "
+                "or select other arguments with argnums/argnames."
+            )
+    if not arguments.chosen:
+        raise ArgumentTypeError(
+            f"{caller}: there is no tensor to differentiate by: the selected arguments are empty."
+        )
+    return arguments
+
+
+def check_real(caller: Caller, tensors: Sequence[Tensor], names: Callable[[], list[str]]) -> None:
+    """A Jacobian has one entry per pair of real numbers, so neither side may be complex."""
+    for position, tensor in enumerate(tensors):
+        if tensor.is_complex():
+            raise ArgumentTypeError(
+                f"{caller}: {names()[position]} is complex ({tensor.dtype}); a Jacobian is made for "
+                "real inputs and outputs. Differentiate a function of torch.view_as_real(z) that "
+                "returns real tensors, or use vjp/jvp, which take complex tensors."
+            )
+
+
+def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: bool) -> Run:
+    """The caller's function on flat leaves, its result checked by `accept`."""
+    function = caller.function
+
+    def run(leaves: list[Any]) -> Evaluation:
+        args, kwargs = arguments.rebuild(leaves)
+        try:
+            returned = function(*args, **kwargs)
+        except RuntimeError as error:
+            raise _explained(caller, error) from error
+        aux: list[Any] = []
+        aux_spec = None
+        if has_aux:
+            if not (isinstance(returned, tuple) and len(returned) == 2):
+                raise OutputError(
+                    f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
+                    f"{_summary(returned)}."
+                )
+            returned, auxiliary = returned
+            aux, aux_spec = flatten(auxiliary)
+        outputs, spec = flatten(returned)
+        evaluation = Evaluation(outputs, spec, aux, aux_spec)
+        accept(caller, evaluation)
+        return evaluation
+
+    return run
+
+
+def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
+    """The error itself, or ours where torch's does not say what to do."""
+    if "nference tensor" in str(error):
+        return InferenceModeError(
+            f"{caller}: the function uses a tensor that was made under torch.inference_mode(); such a "
+            "tensor keeps no graph, so it cannot take part in a derivative. Make it outside "
+            "inference_mode (torch.no_grad() is enough), or pass a .clone() made outside."
+        )
+    return error
+
+
+def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
+    """The function returned tensors, at least one, and nothing else."""
+    if not evaluation.outputs:
+        raise OutputError(f"{caller}: the function must return at least one tensor, got none.")
+    for position, output in enumerate(evaluation.outputs):
+        if not isinstance(output, Tensor):
+            raise OutputError(
+                f"{caller}: the function must return tensors only, but "
+                f"{output_paths(evaluation)[position]} is {_summary(output)}. Return what is not to be differentiated as aux, with "
+                "has_aux=True."
+            )
+
+
+def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
+    """The function returned floating-point or complex tensors and nothing else."""
+    accept_tensors(caller, evaluation)
+    for position, output in enumerate(evaluation.outputs):
+        if not (output.is_floating_point() or output.is_complex()):
+            raise OutputError(
+                f"{caller}: outputs must be floating-point or complex tensors, but "
+                f"{output_paths(evaluation)[position]} has dtype {output.dtype}. Return it as aux, with "
+                "has_aux=True."
+            )
+
+
+def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
+    """The function returned one real tensor without dimensions."""
+    outputs = evaluation.outputs
+    if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or evaluation.spec is not LEAF:
+        raise OutputError(
+            f"{caller}: the function must return one scalar tensor, got {_summary(evaluation.value())}. "
+            "To return more than the value, use has_aux=True."
+        )
+    shape = tuple(outputs[0].shape)
+    if shape:
+        raise OutputError(
+            f"{caller}: the function must return a scalar (a tensor of shape ()), got shape {shape}. "
+            "Reduce it (.sum() or .mean()); or use jacrev/jacfwd for the whole Jacobian; or use vjp "
+            "for the product with one cotangent."
+        )
+    if outputs[0].is_complex():
+        raise OutputError(
+            f"{caller}: the function must return a real scalar, got {outputs[0].dtype}. Return its "
+            ".real, .imag or .abs(), or use vjp, which takes a complex cotangent."
+        )
+
+
+def output_paths(evaluation: Evaluation) -> list[str]:
+    """How a person would write each output."""
+    return leaf_paths(evaluation.value(), "output")
+
+
+def check_match(
+    caller: Caller,
+    kind: str,
+    tree: Any,
+    like: Sequence[Tensor],
+    spec: Spec,
+    names: Callable[[], list[str]],
+) -> list[Tensor]:
+    """The leaves of a tree of tangents or cotangents, which has to fit the tensors they belong to."""
+    leaves, given = flatten(tree)
+    if given != spec:
+        raise ArgumentValueError(
+            f"{caller}: the {kind}s must have the structure {describe(spec)}, got {describe(given)}."
+        )
+    for position, (leaf, tensor) in enumerate(zip(leaves, like, strict=True)):
+        if not isinstance(leaf, Tensor):
+            raise ArgumentTypeError(
+                f"{caller}: the {kind} for {names()[position]} must be a tensor, got {_summary(leaf)}."
+            )
+        if leaf.shape != tensor.shape or leaf.dtype != tensor.dtype or leaf.device != tensor.device:
+            raise ArgumentValueError(
+                f"{caller}: the {kind} for {names()[position]} must be like it: expected "
+                f"{_kind(tensor)}, got {_kind(leaf)}."
+            )
+    return leaves
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -1,0 +1,69 @@
+"""`as_function`: an `nn.Module` as a pure function of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import Module
+
+from covector.errors import ArgumentTypeError, ArgumentValueError
+
+
+def as_function(
+    module: Module, names: str | Iterable[str] = "*"
+) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """A module as a pure function of its parameters, and the parameters.
+
+    `fn(params, *args, **kwargs)` computes `module(*args, **kwargs)` with these parameters. Neither the
+    module's parameters nor its buffers are changed by it: a layer that updates running statistics
+    updates a copy.
+
+    Args:
+        module: any `nn.Module`.
+        names: which parameters to pull out: a name, a pattern such as "encoder.*", or several of
+            them. The others keep their values in the module.
+
+    Returns:
+        `(fn, params)`; `params` maps names to detached tensors, so that `grad(fn)(params, x)` gives
+        a dict with the same names.
+
+    Raises:
+        ArgumentTypeError: `module` is not a module.
+        ArgumentValueError: a name matches no parameter.
+
+    Example:
+        >>> import torch, covector
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> fn, params = covector.as_function(layer)
+        >>> gradient = covector.grad(lambda params, x: fn(params, x).sum())(params, torch.ones(3, 2))
+        >>> gradient["weight"]
+        tensor([[3., 3.]])
+    """
+    if not isinstance(module, Module):
+        raise ArgumentTypeError(
+            f"as_function: expected an nn.Module, got {module!r} ({type(module).__name__})."
+        )
+    patterns = [names] if isinstance(names, str) else list(names)
+    parameters = dict(module.named_parameters())
+    for pattern in patterns if parameters else ():
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise ArgumentValueError(
+                f"as_function({type(module).__name__}): no parameter is called {pattern!r}; there are: "
+                f"{', '.join(parameters)}."
+            )
+    params = {
+        name: parameter.detach()
+        for name, parameter in parameters.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+    def fn(params: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return functional_call(module, {**buffers, **params}, args, kwargs)
+
+    fn.__name__ = type(module).__name__
+    return fn, params
