@@ -96,5 +96,6 @@ class Chart:
         )
         first, last = max(start, place.start), min(stop, place.stop)
         if first < last:
-            block[first - start : last - start, first - place.start : last - place.start].fill_diagonal_(1)
+            rows = block[first - start : last - start]
+            rows[:, first - place.start : last - place.start].diagonal().fill_(1)
         return place.from_real(block)

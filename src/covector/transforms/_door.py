@@ -151,8 +151,8 @@ def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
         if not isinstance(output, Tensor):
             raise OutputError(
                 f"{caller}: the function must return tensors only, but "
-                f"{output_paths(evaluation)[position]} is {_summary(output)}. Return what is not to be differentiated as aux, with "
-                "has_aux=True."
+                f"{output_paths(evaluation)[position]} is {_summary(output)}. "
+                "Return what is not to be differentiated as aux, with has_aux=True."
             )
 
 

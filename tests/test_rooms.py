@@ -1,0 +1,117 @@
+"""The house: who may import whom, what is public, what an import costs."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import covector
+
+SOURCE = Path(covector.__file__).parent
+
+# Left to right: a room may import from the rooms before it, and from itself.
+ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms"]
+
+PUBLIC = [
+    "as_function",
+    "functionalize",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "vjp",
+]
+
+# What covector implements, so what its source must not call.
+IMPLEMENTED = (
+    "torch.func.vjp torch.func.jvp torch.func.grad torch.func.jacrev torch.func.jacfwd torch.func.hessian "
+    "torch.func.linearize torch.func.functionalize torch.autograd.functional torch.autograd.gradcheck"
+).split()
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_rooms_import_one_way_only():
+    """A module imports covector's rooms to its left only, and no room is missing from the list."""
+    for path in modules():
+        room = room_of(path)
+        if room == "__init__":
+            continue
+        assert room in ROOMS, f"{room} is not in the list of rooms"
+        for name in imported_names(path):
+            if name.startswith("covector."):
+                target = name.split(".")[1]
+                assert ROOMS.index(target) <= ROOMS.index(room), f"{path.name} imports {name}"
+
+
+def test_private_torch_names_stay_in_the_engine():
+    """Outside the engine no module names torch's private modules, except the tree registry in _tree."""
+    for path in modules():
+        if room_of(path) == "_engine":
+            continue
+        text = path.read_text()
+        assert "torch._" not in text, path
+        assert ("torch.utils import _pytree" in text) == (path.name == "_tree.py"), path
+
+
+def test_source_does_not_call_what_it_implements():
+    """An engine, not a wrapper."""
+    for path in modules():
+        names = set(imported_names(path))
+        text = path.read_text()
+        for name in IMPLEMENTED:
+            assert name not in names, f"{path} imports {name}"
+            assert f"{name}(" not in text, f"{path} calls {name}"
+
+
+def test_engine_readme_lists_every_private_name():
+    """`_engine/README.md` names every private torch module that the engine imports."""
+    listed = (SOURCE / "_engine" / "README.md").read_text()
+    for path in (SOURCE / "_engine").glob("*.py"):
+        for name in imported_names(path):
+            if name.startswith("torch._"):
+                assert name.rsplit(".", 1)[0] in listed, f"{path.name}: {name}"
+
+
+def test_public_list():
+    """What `from covector import *` gives, documented and with an example each."""
+    assert covector.__all__ == PUBLIC
+    for name in PUBLIC:
+        document = inspect.getdoc(getattr(covector, name))
+        assert document, name
+        assert ">>>" in document, f"{name} has no example"
+
+
+def test_import_loads_nothing_heavy():
+    """Importing covector loads no compiler, algebra, plotting or terminal library."""
+    code = (
+        "import torch, sys; before = set(sys.modules); import covector\n"
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) <= {"covector", "torch", "fnmatch"}
+    heavy = (
+        "import covector, sys; print([m for m in ('sympy', 'torch._dynamo', 'rich', 'matplotlib', 'scipy')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", heavy + " if m in sys.modules])"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,59 @@
+"""How often the caller's function runs is part of the contract."""
+
+import pytest
+import torch
+
+import covector
+
+x = torch.linspace(-1, 1, 6, dtype=torch.float64)
+
+
+class Counted:
+    """A function that counts its runs."""
+
+    def __init__(self, function):
+        self.function = function
+        self.runs = 0
+
+    def __call__(self, x):
+        self.runs += 1
+        return self.function(x)
+
+
+COUNTS = [
+    ("grad", lambda f: covector.grad(f)(x), 1),
+    ("grad_and_value", lambda f: covector.grad_and_value(f)(x), 1),
+    ("vjp", lambda f: [covector.vjp(f, x)[1](torch.ones((), dtype=x.dtype)) for _ in range(1)], 1),
+    ("jvp", lambda f: covector.jvp(f, (x,), (x,)), 1),
+    ("jacrev", lambda f: covector.jacrev(f)(x), 1),
+    ("jacrev in chunks", lambda f: covector.jacrev(f, chunk_size=2)(x), 1),
+    ("jacfwd", lambda f: covector.jacfwd(f)(x), 1),
+    ("jacfwd in chunks", lambda f: covector.jacfwd(f, chunk_size=2)(x), 3),
+    ("jacfwd in a loop", lambda f: covector.jacfwd(f, chunk_size=1)(x), 6),
+    ("hessian", lambda f: covector.hessian(f)(x), 1),
+    ("linearize", lambda f: covector.linearize(f, x)[1](x), 1),
+    ("functionalize", lambda f: covector.functionalize(f)(x), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "act", "runs"), COUNTS, ids=[row[0] for row in COUNTS])
+def test_runs_of_a_scalar_function(name, act, runs):
+    """The number of runs for a function of six numbers with a scalar value."""
+    counted = Counted(lambda x: (x.sin() * x).sum())
+    act(counted)
+    assert counted.runs == runs
+
+
+def test_runs_of_a_vector_function():
+    """The Hessian of many outputs looks at their number first, and then goes forward over reverse."""
+    counted = Counted(lambda x: x.sin() * x)
+    covector.hessian(counted)(x)
+    assert counted.runs == 2
+
+
+def test_vjp_fn_does_not_run_the_function_again():
+    counted = Counted(lambda x: x.sin())
+    _, vjp_fn = covector.vjp(counted, x)
+    first = vjp_fn(x)
+    torch.testing.assert_close(vjp_fn(x), first)
+    assert counted.runs == 1
