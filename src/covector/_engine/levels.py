@@ -176,6 +176,7 @@ class FunctionalLevel:
 
     def unwrap(self, tensor: Tensor) -> Tensor:
         """The value of a tensor of this level."""
+        torch._functionalize_sync(tensor)  # a mutation through a view may still be pending
         return stack._unwrap_functional_tensor(tensor, self._keep_views)
 
     def write_back(self, original: Tensor, wrapped: Tensor) -> None:
