@@ -27,10 +27,7 @@ PUBLIC = [
 ]
 
 # What covector implements, so what its source must not call.
-IMPLEMENTED = (
-    "torch.func.vjp torch.func.jvp torch.func.grad torch.func.jacrev torch.func.jacfwd torch.func.hessian "
-    "torch.func.linearize torch.func.functionalize torch.autograd.functional torch.autograd.gradcheck"
-).split()
+IMPLEMENTED = ["torch.func.vjp", "torch.func.jvp", "torch.func.grad", "torch.func.jacrev", "torch.func.jacfwd", "torch.func.hessian", "torch.func.linearize", "torch.func.functionalize", "torch.autograd.functional", "torch.autograd.gradcheck"]
 
 
 def modules():

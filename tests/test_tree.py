@@ -78,9 +78,9 @@ def chosen(argnums=0, argnames=None, args=(x, {"k": y}, z), kwargs=None):
     ("argnums", "argnames", "paths", "single"),
     [
         (0, None, ["a"], True),
-        (-1, None, ["args[2]"], True),
+        (-1, None, ["arg2"], True),
         (1, None, ["b['k']"], True),
-        ((2, 0), None, ["args[2]", "a"], False),
+        ((2, 0), None, ["arg2", "a"], False),
         ((-2,), None, ["b['k']"], False),
         (0, "scale", ["scale"], True),
         (0, "b", ["b['k']"], True),

@@ -1,5 +1,6 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
+from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
 from covector.transforms.hessian import hessian
@@ -9,12 +10,17 @@ from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
 from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
+from covector.verify.api import check, gradcheck, gradgradcheck
 
 __all__ = [
+    "GradcheckError",
     "as_function",
+    "check",
     "functionalize",
     "grad",
     "grad_and_value",
+    "gradcheck",
+    "gradgradcheck",
     "hessian",
     "jacfwd",
     "jacrev",

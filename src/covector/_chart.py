@@ -7,10 +7,8 @@ needs to know about complex numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +19,7 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real()
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where one tensor sits in a chart: its shape, and its range of coordinates."""
 
     shape: torch.Size
@@ -30,6 +27,7 @@ class Place:
     device: torch.device
     start: int
     stop: int
+    layout: torch.layout = torch.strided
 
     @property
     def real_shape(self) -> tuple[int, ...]:
@@ -38,19 +36,36 @@ class Place:
 
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, still in its own shape."""
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
         if self.dtype.is_complex:
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
         return tensor
 
     def from_real(self, coordinates: Tensor) -> Tensor:
         """The tensor with these coordinates, given with or without leading batch axes."""
+        if len(self.shape) == 1 and self.dtype.is_floating_point and self.layout is torch.strided:
+            return coordinates
         lead = coordinates.shape[:-1]
         real = coordinates.reshape((*lead, *self.real_shape))
+        if str(self.layout).endswith("mkldnn"):  # torch has no public name for it
+            return real.to_mkldnn()
         return torch.view_as_complex(real.contiguous()) if self.dtype.is_complex else real
 
+    def label(self, coordinate: int) -> str:
+        """How a person would write this coordinate of the tensor: `[3, 0]`, `[3].imag`, nothing."""
+        part = ""
+        if self.dtype.is_complex:
+            coordinate, imaginary = divmod(coordinate, 2)
+            part = ".imag" if imaginary else ".real"
+        index = []
+        for size in reversed(self.shape):
+            coordinate, position = divmod(coordinate, size)
+            index.append(str(position))
+        return (f"[{', '.join(reversed(index))}]" if index else "") + part
 
-@dataclass(frozen=True)
-class Chart:
+
+class Chart(NamedTuple):
     """The real coordinates of a list of tensors, one after the other."""
 
     places: tuple[Place, ...]
@@ -59,13 +74,13 @@ class Chart:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Chart:
         """The chart around these tensors; only their shape, dtype and device are looked at."""
-        sizes = [math.prod(t.shape) * (2 if t.dtype.is_complex else 1) for t in tensors]
-        stops = list(accumulate(sizes))
-        places = tuple(
-            Place(t.shape, t.dtype, t.device, stop - size, stop)
-            for t, size, stop in zip(tensors, sizes, stops, strict=True)
-        )
-        return cls(places, stops[-1] if stops else 0)
+        places, start = [], 0
+        for tensor in tensors:
+            dtype = tensor.dtype
+            stop = start + tensor.numel() * (2 if dtype.is_complex else 1)
+            places.append(Place(tensor.shape, dtype, tensor.device, start, stop, tensor.layout))
+            start = stop
+        return cls(tuple(places), start)
 
     def to_coords(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of these tensors, as one vector."""
@@ -79,6 +94,22 @@ class Chart:
             dtype = torch.promote_types(dtype, part.dtype)
         return torch.cat([part.to(dtype) for part in parts])
 
+    def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
+        """The coordinates of tensors that are stacked along a first axis, one row for each slice."""
+        count = stacks[0].shape[0]
+        parts = [
+            place.to_real(stack).reshape(count, place.stop - place.start).to(torch.float64)
+            for place, stack in zip(self.places, stacks, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def label(self, coordinate: int, names: Sequence[str]) -> str:
+        """How a person would write this coordinate, given a name for each tensor."""
+        for place, name in zip(self.places, names, strict=True):
+            if place.start <= coordinate < place.stop:
+                return name + place.label(coordinate - place.start)
+        raise IndexError(coordinate)
+
     def from_coords(self, coordinates: Tensor) -> list[Tensor]:
         """The tensors with these coordinates; leading axes of the vector stay in front of each tensor."""
         return [
@@ -88,6 +119,9 @@ class Chart:
 
     def basis(self, start: int, stop: int) -> list[Tensor]:
         """Directions start..stop of the standard basis, stacked along a new first axis per tensor."""
+        if len(self.places) == 1 and stop - start == self.size:
+            place = self.places[0]
+            return [place.from_real(torch.eye(stop, dtype=real_dtype(place.dtype), device=place.device))]
         return [self._basis_of(place, start, stop) for place in self.places]
 
     def _basis_of(self, place: Place, start: int, stop: int) -> Tensor:

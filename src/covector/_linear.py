@@ -8,13 +8,14 @@ The map remembers the rung it stands on and why it left the ones above.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from covector._chart import Chart
+from covector._chart import Chart, real_dtype
 from covector._engine import forward, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
@@ -93,14 +94,17 @@ class LinearMap:
             images = self._looped(stacks, randomness)
         except Exception as error:
             raise error from failure
-        reason = str(failure).strip().partition("\n")[0][:200]
+        self._lowered(str(failure).strip().partition("\n")[0][:200])
+        return images
+
+    def _lowered(self, reason: str) -> None:
+        """Stay on the loop from now on, and say so."""
         self.batching = self.batching.down("loop", reason)
         warn(
             f"{self._caller}: directions are applied one by one, because the batch failed: {reason} "
             "-- pass chunk_size=1 to choose the loop yourself.",
             BatchingWarning,
         )
-        return images
 
     def _random(self) -> RandomnessError:
         return RandomnessError(
@@ -135,7 +139,11 @@ class Pullback(LinearMap):
 
 
 class Pushforward(LinearMap):
-    """u -> J u by forward mode, with a run of the function for each direction or batch of them."""
+    """u -> J u by forward mode, with a run of the function for each direction or batch of them.
+
+    Where forward mode has no rule for an operation, or loses the tangent at one, the map goes through
+    the graph of the pullback instead, and where that has no derivative, through the rows of J.
+    """
 
     label = "forward mode"
 
@@ -143,51 +151,53 @@ class Pushforward(LinearMap):
         super().__init__(caller)
         self._run = run
         self._arguments = arguments
-        self._linear: reverse.Linearization | None = None
+        self._other: Apply | None = None
+        self._trusted = False
         self._draws: Tensor | None = None
-        self._pushed: forward.Pushed | None = None
+        self._independent: list[int] = []
 
     def independent(self) -> list[int]:
         """The outputs that carried no tangent when the function was last run."""
-        if self._linear is not None:
-            tangents = self._linear.reached()
-        else:
-            assert self._pushed is not None
-            tangents = self._pushed.tangents
-        return [index for index, tangent in enumerate(tangents) if tangent is None]
+        return self._independent
 
     def apply(self, direction: Tensors) -> Tensors:
-        if self._linear is None:
+        if self._other is None:
             try:
-                return self.push(direction).filled()
+                pushed = self._push(direction)
+                if not self._tangent_lost(pushed):
+                    return pushed.filled()
             except NotImplementedError as error:
-                self._linear = self._without_forward_rule(error)
-        return self._linear.push(direction)
+                self._without_rule(error)
+        assert self._other is not None
+        return self._other(direction)
 
-    def push(self, direction: Tensors) -> forward.Pushed:
-        """One run of the function along this direction."""
+    def _push(self, direction: Tensors) -> forward.Pushed:
         arguments = self._arguments
         pushed = forward.push(self._run, arguments.leaves, arguments.chosen, direction)
         self.evaluation = pushed.evaluation
-        self._pushed = pushed
+        self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed
 
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         if randomness == "same":
             self._replay_draws(randomness)
-        if self._linear is None:
+        if self._other is None:
             try:
-                return self._push_batch(stacks, randomness)
+                images, pushed = self._push_batch(stacks, randomness)
             except NotImplementedError as error:
-                self._linear = self._without_forward_rule(error)
-        return batched(self._linear.push, stacks, randomness)
+                self._without_rule(error)
+            else:
+                if not self._tangent_lost(pushed):
+                    return images
+        assert self._other is not None
+        return batched(self._other, stacks, randomness)
 
-    def _push_batch(self, stacks: Tensors, randomness: str) -> Tensors:
+    def _push_batch(self, stacks: Tensors, randomness: str) -> tuple[Tensors, forward.Pushed]:
         """Push a batch; auxiliary tensors ride along, to leave the batching level with the images."""
         pushes: list[forward.Pushed] = []
 
         def push_with_aux(direction: Tensors) -> Tensors:
-            pushed = self.push(direction)
+            pushed = self._push(direction)
             pushes.append(pushed)
             return pushed.filled() + [x for x in pushed.evaluation.aux if isinstance(x, Tensor)]
 
@@ -197,7 +207,7 @@ class Pushforward(LinearMap):
         shown = iter(images[count:])
         aux = [next(shown)[0] if isinstance(x, Tensor) else x for x in evaluation.aux]
         self.evaluation = Evaluation(images[:count], evaluation.spec, aux, evaluation.aux_spec)
-        return images[:count]
+        return images[:count], pushes[0]
 
     def _looped(self, stacks: Tensors, randomness: str) -> Tensors:
         def apply_with_same_draw(direction: Tensors) -> Tensors:
@@ -219,26 +229,48 @@ class Pushforward(LinearMap):
     def _drew(self) -> bool:
         return self._draws is not None and not torch.equal(self._draws, torch.get_rng_state())
 
-    def _without_forward_rule(self, error: NotImplementedError) -> reverse.Linearization:
-        """The map through the graph of the pullback, where a forward-mode rule is what is missing."""
+    def _tangent_lost(self, pushed: forward.Pushed) -> bool:
+        """Whether an output without a tangent depends on the inputs all the same, by reverse mode.
+
+        An operation that torch differentiates by reverse mode only may drop the tangent silently.
+        """
+        outputs = pushed.evaluation.outputs
+        suspects = [i for i in self._independent if outputs[i].is_floating_point() or outputs[i].is_complex()]
+        if self._trusted or not suspects:
+            return False
+        self._trusted = True
+        recording = reverse.record(self._run, self._arguments.leaves, self._arguments.chosen)
+        if not any(recording.outputs[i].requires_grad for i in suspects):
+            return False
+        self._go_around("an operation that drops the tangent", nullcontext())
+        return True
+
+    def _without_rule(self, error: NotImplementedError) -> None:
         operation = missing_forward_rule(error)
         if operation is None:
             raise error
-        linear = _linearize(
-            self._run,
-            self._arguments,
-            differentiable_attention() if "scaled_dot_product" in operation else nullcontext(),
-        )
-        if operation == _CUSTOM_FUNCTION:
-            operation = ", ".join(linear.without_jvp()) or operation
-        self.evaluation = linear.evaluation
+        fused = "scaled_dot_product" in operation
+        self._go_around(operation, differentiable_attention() if fused else nullcontext())
+
+    def _go_around(self, operation: str, setting: AbstractContextManager[None]) -> None:
+        """Apply the map another way from now on, and say why."""
+        try:
+            linear = _linearize(self._run, self._arguments, setting)
+        except RuntimeError:  # a backward that cannot be recorded
+            pullback = Pullback(self._caller, self._run, self._arguments)
+            self.evaluation, self._other = pullback.evaluation, _by_rows(pullback)
+        else:
+            self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
+            if operation == _CUSTOM_FUNCTION:
+                operation = ", ".join(linear.without_jvp()) or operation
+            self.evaluation = linear.evaluation
+            self._other = through_graph(linear, lambda: Pullback(self._caller, self._run, self._arguments))
         self.batching = self.batching.down("graph", f"no forward-mode rule for {operation}")
         warn(
             f"{self._caller}: torch has no forward-mode rule for {operation}; the pullback was "
             "differentiated instead, which gives the same result at a higher cost.",
             ForwardModeWarning,
         )
-        return linear
 
 
 class Linearized(LinearMap):
@@ -248,16 +280,61 @@ class Linearized(LinearMap):
 
     def __init__(self, caller: Caller, run: reverse.Run, arguments: Arguments) -> None:
         super().__init__(caller)
-        linear = _linearize(run, arguments, nullcontext())
-        if linear.obstacle is not None:
-            linear = _linearize(run, arguments, differentiable_attention())
-        self.evaluation = linear.evaluation
-        self._push: Apply = linear.push
-        if linear.obstacle is not None:
-            self._push = Pushforward(caller, run, arguments).apply
+        try:
+            linear = _linearize(run, arguments, nullcontext())
+            if linear.obstacle is not None:
+                linear = _linearize(run, arguments, differentiable_attention())
+        except RuntimeError as error:
+            pullback = _pullback_after(error, caller, run, arguments)
+            self.evaluation, self._push = pullback.evaluation, _by_rows(pullback)
+        else:
+            self.evaluation = linear.evaluation
+            self._push = through_graph(linear, lambda: Pullback(caller, run, arguments))
 
     def apply(self, direction: Tensors) -> Tensors:
         return self._push(direction)
+
+
+def _pullback_after(error: RuntimeError, caller: Caller, run: reverse.Run, arguments: Arguments) -> Pullback:
+    """The pullback of a function whose backward cannot be recorded; the error if that is not the trouble."""
+    try:
+        return Pullback(caller, run, arguments)
+    except RuntimeError:
+        raise error from None
+
+
+def through_graph(linear: reverse.Linearization, pullback: Callable[[], Pullback]) -> Apply:
+    """J u by the graph of the pullback; where that has no derivative, by the rows of J."""
+    rows: list[Apply] = []
+
+    def push(direction: Tensors) -> Tensors:
+        if not rows and linear.obstacle is None:
+            try:
+                return linear.push(direction)
+            except RuntimeError:  # a backward that turns out to have no derivative
+                pass
+        if not rows:
+            rows.append(_by_rows(pullback()))
+        return rows[0](direction)
+
+    return push
+
+
+def _by_rows(pullback: Pullback) -> Apply:
+    """J u as a product with the rows of J, which are computed here."""
+    outputs = Chart.of(pullback.evaluation.outputs)
+    # In a loop: operations that come here are the ones whose batching rules are least to be trusted.
+    rows = pullback.matrix(outputs, chunk_size=1, randomness="error")
+
+    def push(direction: Tensors) -> Tensors:
+        parts = [
+            Chart.of([tangent]).to_coords([tangent])
+            @ Chart.of([tangent]).stack_to_coords([stack]).T.to(real_dtype(tangent.dtype))
+            for stack, tangent in zip(rows, direction, strict=True)
+        ]
+        return outputs.from_coords(sum(parts[1:], start=parts[0]))
+
+    return push
 
 
 def _linearize(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.utils import _pytree as registry
@@ -27,7 +27,14 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     """The leaves of a tree, in order, and what is needed to rebuild it."""
     if isinstance(tree, Tensor):
         return [tree], LEAF
+    if type(tree) is tuple and tree and all(isinstance(leaf, Tensor) for leaf in tree):
+        return list(tree), _tuple_of(len(tree))
     return registry.tree_flatten(tree)
+
+
+@cache
+def _tuple_of(count: int) -> Spec:
+    return registry.treespec_tuple([LEAF] * count)
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
@@ -47,8 +54,7 @@ def describe(spec: Spec) -> str:
     return registry.treespec_pprint(spec)
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What one run of the caller's function returned, flat."""
 
     outputs: list[Any]
@@ -66,8 +72,7 @@ class Evaluation:
         return unflatten(self.aux, self.aux_spec)
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One argument of a call: its leaves are `leaves[start:stop]` of the call's."""
 
     key: int | str
@@ -135,14 +140,19 @@ class Arguments:
             start += count
         return trees[0] if self.single else tuple(trees)
 
+    def only(self, wanted: Callable[[Any], bool]) -> Arguments:
+        """Keep, of the leaves to differentiate, those that satisfy a condition."""
+        self.chosen = [index for index in self.chosen if wanted(self.leaves[index])]
+        return self
+
     def paths(self, function: Callable[..., Any]) -> list[str]:
         """How a person would write each leaf to differentiate."""
         names = parameter_names(function)
-        return [
-            path
-            for slot in self.selected
-            for path in leaf_paths(slot.take(self.leaves), _slot_name(slot, names))
-        ]
+        path_of: dict[int, str] = {}
+        for slot in self.selected:
+            paths = leaf_paths(slot.take(self.leaves), _slot_name(slot, names))
+            path_of.update(zip(range(slot.start, slot.stop), paths, strict=True))
+        return [path_of[index] for index in self.chosen]
 
 
 def _keyed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
@@ -153,7 +163,7 @@ def _keyed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int | 
 def _slot_name(slot: Slot, names: list[str]) -> str:
     if isinstance(slot.key, str):
         return slot.key
-    return names[slot.key] if slot.key < len(names) else f"args[{slot.key}]"
+    return names[slot.key] if slot.key < len(names) else f"arg{slot.key}"
 
 
 def parameter_names(function: Callable[..., Any]) -> list[str]:

@@ -19,9 +19,14 @@ __all__ = [
     "CovectorError",
     "CovectorWarning",
     "ForwardModeWarning",
+    "GradcheckError",
     "InferenceModeError",
+    "OptionError",
     "OutputError",
+    "PrecisionWarning",
     "RandomnessError",
+    "ResourceError",
+    "UnsupportedError",
     "warn",
 ]
 
@@ -53,12 +58,32 @@ class OutputError(CovectorError, TypeError, ValueError, RuntimeError):
     """The caller's function returned something that cannot be differentiated."""
 
 
+class OptionError(CovectorError, ValueError, AssertionError):
+    """The caller asked for checks that exclude each other."""
+
+
+class GradcheckError(CovectorError, RuntimeError):
+    """A derivative was not proved right; `report` says what was found."""
+
+    def __init__(self, text: str, report: Any = None) -> None:
+        super().__init__(text)
+        self.report = report
+
+
 class RandomnessError(CovectorError, RuntimeError):
     """The caller's function drew random numbers where the directions of a batch share one run."""
 
 
 class InferenceModeError(CovectorError, RuntimeError):
     """The caller's function uses tensors made under `torch.inference_mode()`, which keep no graph."""
+
+
+class UnsupportedError(CovectorError, NotImplementedError):
+    """torch lacks what the request needs; the text names it."""
+
+
+class ResourceError(CovectorError, RuntimeError):
+    """The request would take more memory than it may; the text says what to ask for instead."""
 
 
 class CovectorWarning(UserWarning):
@@ -71,6 +96,10 @@ class ForwardModeWarning(CovectorWarning):
 
 class BatchingWarning(CovectorWarning):
     """Directions could not be applied as one batch, so a slower rung of the ladder was used."""
+
+
+class PrecisionWarning(CovectorWarning):
+    """A check has to difference in less than double precision."""
 
 
 def warn(message: str, category: type[CovectorWarning]) -> None:

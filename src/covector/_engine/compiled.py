@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_marked: set[CodeType] = set()
 
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
@@ -19,8 +21,14 @@ def outside_graphs(function: F, like: Any = None) -> F:
     Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
     """
     if like is not None:
-        functools.update_wrapper(function, like, updated=())
+        # functools.update_wrapper by hand: transforms are made anew for most calls.
+        function.__name__ = getattr(like, "__name__", None) or type(like).__name__
+        function.__qualname__ = getattr(like, "__qualname__", function.__name__)
+        function.__doc__ = getattr(like, "__doc__", None)
+        function.__wrapped__ = like  # type: ignore[attr-defined]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "covector's transforms run eagerly"  # type: ignore[attr-defined]
-    set_code_exec_strategy(function.__code__, _EAGER)
+    if function.__code__ not in _marked:
+        _marked.add(function.__code__)
+        set_code_exec_strategy(function.__code__, _EAGER)
     return function

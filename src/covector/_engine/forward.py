@@ -7,8 +7,7 @@ or inside somebody's dual level, takes a nesting level, so that tangents are nev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ _make_dual = torch._VF._make_dual
 _unpack_dual = torch._VF._unpack_dual
 
 
-@dataclass(frozen=True)
-class Pushed:
+class Pushed(NamedTuple):
     """One run of a function, and the tangent of each output; None where an output has none."""
 
     evaluation: Evaluation
@@ -52,12 +50,10 @@ def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Se
         evaluation = run(leaves)
         pairs = [_unpack_dual(output, level=0) for output in evaluation.outputs]
     outputs = [primal for primal, _ in pairs]
-    return Pushed(replace(evaluation, outputs=outputs), [tangent for _, tangent in pairs])
+    return Pushed(evaluation._replace(outputs=outputs), [tangent for _, tangent in pairs])
 
 
-def _push_on_level(
-    run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]
-) -> Pushed:
+def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     with levels.JvpLevel() as level:
         number = level.number
         inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -68,7 +64,7 @@ def _push_on_level(
         outputs = [levels.unwrap(primal, number) for primal, _ in pairs]
         pushed: list[Tensor | None] = [None if t is None else levels.unwrap(t, number) for _, t in pairs]
         aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
-    return Pushed(replace(evaluation, outputs=outputs, aux=aux), pushed)
+    return Pushed(evaluation._replace(outputs=outputs, aux=aux), pushed)
 
 
 def _ordinary(leaf: Any) -> Any:

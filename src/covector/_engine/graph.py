@@ -59,7 +59,20 @@ def leads_outside(tensor: Tensor) -> bool:
         return False
     if tensor.grad_fn is None:
         return getattr(tensor, _MARK, True)
-    return any(type(node) is _LeafNode and getattr(node.variable, _MARK, True) for node in nodes(tensor))
+    # Written out instead of looping over `nodes`: this is on the path of every gradient.
+    pending: list[Any] = [tensor.grad_fn]
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if type(node) is _LeafNode:
+            if getattr(node.variable, _MARK, True):
+                return True
+        elif node not in seen:
+            seen.add(node)
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    pending.append(parent)
+    return False
 
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
@@ -93,3 +106,16 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
             if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
                 return node.name()
     return None
+
+
+def leads_to(tensor: Tensor, leaves: set[int], inner: set[Any]) -> bool:
+    """Whether the graph behind a tensor reaches one of these leaves (by id) or nodes."""
+    return any(
+        node in inner or (type(node) is _LeafNode and id(node.variable) in leaves)
+        for node in (nodes(tensor) if tensor.grad_fn is not None else ())
+    )
+
+
+def undefined(output: Tensor) -> Any:
+    """The output, made so that its cotangent reaches the graph as undefined, whatever is passed."""
+    return torch._C._functions.UndefinedGrad()(output)

@@ -6,6 +6,7 @@ body raises.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -129,6 +130,11 @@ class JvpLevel:
         stack._jvp_decrement_nesting()
 
 
+@cache
+def _load_batching_rules() -> None:
+    lazy_load_decompositions()
+
+
 class BatchLevel:
     """A level on which the first axis of some tensors is hidden from the code that runs."""
 
@@ -139,7 +145,7 @@ class BatchLevel:
         self._randomness = randomness
 
     def __enter__(self) -> Self:
-        lazy_load_decompositions()
+        _load_batching_rules()
         self._number = stack._vmap_increment_nesting(self._size, self._randomness)
         return self
 

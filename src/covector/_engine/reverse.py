@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -38,9 +38,9 @@ class PlainScope:
 
     def __enter__(self) -> Self:
         self._connected = torch.is_grad_enabled()
-        self._linked: bool | None = None
+        self._linked = False
         self._leaves: list[Tensor] = []
-        self._eager = levels.EagerTensors().__enter__()
+        self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         torch._C._set_grad_enabled(True)
         return self
 
@@ -48,7 +48,8 @@ class PlainScope:
         for leaf in self._leaves:
             graph.close_leaf(leaf)
         torch._C._set_grad_enabled(self._connected)
-        self._eager.__exit__(*exception)
+        if self._eager is not None:
+            self._eager.__exit__(*exception)
 
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
@@ -70,19 +71,20 @@ class PlainScope:
         self._leaves.append(graph.open_leaf(tensor))
         return tensor
 
-    def must_record(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> bool:
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
         if not torch.is_grad_enabled():
             return False
-        if self._linked is None:
-            self._linked = self._connected and any(map(graph.leads_outside, outputs))
         return self._linked or any(c.requires_grad for c in cotangents) or levels.recording()
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        return self.close(output) if self._connected else detached(output)
+        if self._connected and graph.leads_outside(output):
+            self._linked = True
+            return output
+        return detached(output, keep_graph_of_tangent=self._connected)
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -120,7 +122,7 @@ class LevelScope:
         """This new tensor as a leaf to differentiate by."""
         return self._level.variable(levels.wrap(tensor, self._level.number))
 
-    def must_record(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> bool:
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
         return torch.is_grad_enabled()
 
@@ -140,21 +142,22 @@ def _scope() -> PlainScope | LevelScope:
     return LevelScope() if levels.active() else PlainScope()
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """One run of a function, ready to be pulled back through as often as asked."""
 
     evaluation: Evaluation
-    _outputs: list[Tensor]
-    _variables: list[Tensor]
-    _scope: PlainScope | LevelScope
+    outputs: list[Tensor]
+    variables: list[Tensor]
+    scope: PlainScope | LevelScope
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
-        used = [index for index, out in enumerate(self._outputs) if out.requires_grad]
-        outputs = [self._outputs[index] for index in used]
-        along = [cotangents[index] for index in used]
-        return _pull(self._scope, outputs, along, self._variables, keep=keep)
+        outputs, along = [], []
+        for output, cotangent in zip(self.outputs, cotangents, strict=True):
+            if output.requires_grad:
+                outputs.append(output)
+                along.append(cotangent)
+        return _pull(self.scope, outputs, along, self.variables, keep=keep)
 
 
 def _pull(
@@ -167,7 +170,7 @@ def _pull(
 ) -> list[Tensor]:
     if not outputs:
         return [scope.close(torch.zeros_like(variable)) for variable in variables]
-    record = scope.must_record(outputs, cotangents)
+    record = scope.must_record(cotangents)
     pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
     return [
         scope.close(torch.zeros_like(variable) if value is None else value)
@@ -176,8 +179,9 @@ def _pull(
 
 
 def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
+    outputs = [scope.hand_out(output) for output in evaluation.outputs]
     aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
-    return replace(evaluation, outputs=[scope.hand_out(out) for out in evaluation.outputs], aux=aux)
+    return Evaluation(outputs, evaluation.spec, aux, evaluation.aux_spec)
 
 
 def record(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Recording:
@@ -199,6 +203,26 @@ class Linearization:
     _pulled: list[Tensor | None]
     _cotangents: list[Tensor | None]
     _scope: PlainScope | LevelScope
+
+    def is_adjoint(self) -> bool:
+        """Whether <u, J^T v> = <J u, v> for u = 1 and the recorded v = 1, as far as numbers can tell.
+
+        Some backwards of torch's give no derivative by their cotangent, silently; this finds them.
+        """
+        ones = [None if p is None else torch.ones_like(p, requires_grad=False) for p in self._pulled]
+        along = [torch.zeros(0) if u is None else u for u in ones]
+        with torch.no_grad():
+            try:
+                pushed = self.push(along)
+            except RuntimeError:
+                return False
+            try:
+                pulled = sum(_total(p) for p in self._pulled if p is not None)
+                total = sum(_total(image) for image in pushed)
+                size = sum(float(image.abs().sum()) for image in pushed) + abs(pulled)
+            except RuntimeError:  # the values cannot be looked at, as when the call is being traced
+                return True
+        return not abs(pulled - total) > 1e-2 * size
 
     def reached(self) -> list[Tensor | None]:
         """For each output, None if no variable leads to it."""
@@ -224,14 +248,19 @@ class Linearization:
         ]
 
 
+def _total(tensor: Tensor) -> float:
+    return float(tensor.detach().sum().real)
+
+
 def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Linearization:
     """Run the function and its pullback once, and keep the graph of the pullback."""
     with _scope() as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
         variables = [inner[index] for index in chosen]
+        # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [
-            scope.track(torch.zeros_like(out, requires_grad=False)) if out.requires_grad else None
+            scope.track(torch.ones_like(out, requires_grad=False)) if out.requires_grad else None
             for out in evaluation.outputs
         ]
         outputs = [out for out in evaluation.outputs if out.requires_grad]
@@ -241,4 +270,7 @@ def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Lineari
             pulled = graph.backward(outputs, along, variables, keep=True, record=True)
         obstacle = graph.first_undifferentiable([tensor for tensor in pulled if tensor is not None])
     closed = _closed(scope, evaluation)
-    return Linearization(closed, obstacle, evaluation.outputs, list(pulled), cotangents, scope)
+    linear = Linearization(closed, obstacle, evaluation.outputs, list(pulled), cotangents, scope)
+    if obstacle is None and isinstance(scope, PlainScope) and not linear.is_adjoint():
+        return replace(linear, obstacle="a backward that loses part of its own derivative")
+    return linear

@@ -205,7 +205,7 @@ def check_match(
 ) -> list[Tensor]:
     """The leaves of a tree of tangents or cotangents, which has to fit the tensors they belong to."""
     leaves, given = flatten(tree)
-    if given != spec:
+    if given is not spec and given != spec:
         raise ArgumentValueError(
             f"{caller}: the {kind}s must have the structure {describe(spec)}, got {describe(given)}."
         )

@@ -77,6 +77,11 @@ def by_columns(caller: Caller, arguments: Arguments, request: Request) -> Any:
 
 def _from_rows(rows: Sequence[Tensor], outputs: Chart, spec: Spec, arguments: Arguments) -> Any:
     """J^T applied to the basis of the outputs, one stack of rows per input, arranged as J."""
+    if len(outputs.places) == 1:
+        shape = outputs.places[0].shape
+        if len(shape) != 1:
+            rows = [stack.reshape((*shape, *stack.shape[1:])) for stack in rows]
+        return unflatten([arguments.tree_of(rows)], spec)
     blocks = [
         [stack[place.start : place.stop].reshape((*place.shape, *stack.shape[1:])) for stack in rows]
         for place in outputs.places

@@ -9,7 +9,7 @@ from typing import Any
 from covector._engine.attention import differentiable_attention
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pullback
-from covector._tree import Argnames, Argnums, Arguments
+from covector._tree import Argnames, Argnums, Arguments, flatten, unflatten
 from covector.errors import Caller, CovectorError
 from covector.transforms._door import accept_differentiable, check_function, runner
 from covector.transforms._jacobian import Request, by_columns, by_rows, rows_of
@@ -88,7 +88,20 @@ def _reverse_over_reverse(caller: Caller, arguments: Arguments, request: Request
             raise _ManyOutputs
         return rows_of(pullback, caller, inner, request)
 
-    return by_rows(caller._replace(function=first_derivative), arguments, request)
+    result = by_rows(caller._replace(function=first_derivative), arguments, request)
+    return _typed(result, arguments, request)
+
+
+def _typed(result: Any, arguments: Arguments, request: Request) -> Any:
+    """Each block in the dtype of the input by which it was differentiated first."""
+    dtypes = [tensor.dtype for tensor in arguments.primals()]
+    if len(set(dtypes)) == 1:
+        return result
+    hessian, *aux = result if request.has_aux else (result,)
+    blocks, spec = flatten(hessian)
+    count = len(dtypes)
+    cast = [block.to(dtypes[i // count % count]) for i, block in enumerate(blocks)]
+    return (unflatten(cast, spec), *aux) if request.has_aux else unflatten(cast, spec)
 
 
 def _forward_over_reverse(caller: Caller, arguments: Arguments, request: Request) -> Any:

@@ -48,9 +48,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     """
     caller = check_function("vjp", func)
     arguments = check_primals(caller, select_all(primals))
-    pullback = Pullback(
-        caller, runner(caller, arguments, accept_differentiable, has_aux=has_aux), arguments
-    )
+    pullback = Pullback(caller, runner(caller, arguments, accept_differentiable, has_aux=has_aux), arguments)
     evaluation = pullback.evaluation
 
     def vjp_fn(cotangents: Any) -> tuple[Any, ...]:

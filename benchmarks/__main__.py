@@ -1,0 +1,132 @@
+"""`python -m benchmarks [part of a name ...] [--json PATH]`: ours against torch.func's, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks._measure import Ratio, compare, compare_memory, compare_statements
+from benchmarks.transforms import TASKS, Task, run
+
+IMPORT = "import covector"
+IMPORT_TARGET = 1.10
+UNWANTED = {"sympy", "matplotlib", "rich"}
+UNITS = {"time": ((1, "s"), (1e-3, "ms"), (1e-6, "us")), "memory": ((2**20, "MiB"), (2**10, "KiB"))}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    task: str
+    kind: str
+    ratio: Ratio
+    target: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met."""
+        return "ok" if self.ratio.median <= self.target else "over"
+
+    def cells(self) -> tuple[str, ...]:
+        """What is printed."""
+        ratio = self.ratio
+        spread = "" if self.kind == "memory" else f"{ratio.low:.2f}-{ratio.high:.2f}"
+        sides = (self._amount(ratio.ours), self._amount(ratio.theirs))
+        return (
+            self.task,
+            self.kind,
+            f"{ratio.median:.3f}",
+            spread,
+            f"{self.target:.2f}",
+            self.verdict,
+            *sides,
+        )
+
+    def _amount(self, value: float) -> str:
+        units = UNITS[self.kind]
+        scale, unit = next((pair for pair in units if value >= pair[0]), units[-1])
+        return f"{value / scale:.1f} {unit}"
+
+
+def rows_of(task: Task, pairs: int) -> Iterator[Row]:
+    task.check()
+    yield Row(task.name, "time", compare(task.ours, task.theirs, pairs=pairs), task.target)
+    if task.memory_target is not None:
+        ratio = compare_memory(partial(run, task.name, "ours"), partial(run, task.name, "theirs"))
+        yield Row(task.name, "memory", ratio, task.memory_target)
+
+
+def import_row(pairs: int) -> Row:
+    ratio = compare_statements("import torch, covector", "import torch", pairs=pairs)
+    return Row(IMPORT, "time", ratio, IMPORT_TARGET)
+
+
+def unwanted_imports() -> list[str]:
+    """The packages that `import covector` loads and should not."""
+    program = "import sys, torch, covector; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return sorted(UNWANTED & set(loaded.stdout.split()))
+
+
+def environment() -> dict[str, str]:
+    return {
+        "date": datetime.now().astimezone().isoformat(timespec="minutes"),
+        "covector": version("covector"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpus": str(os.cpu_count()),
+    }
+
+
+HEADER = ("task", "kind", "ratio", "quartiles", "target", "verdict", "ours", "theirs")
+WIDTHS = (34, 7, 6, 10, 6, 7, 10, 10)
+ALIGN = "<<>>><>>"
+
+
+def line(cells: tuple[str, ...]) -> str:
+    return "  ".join(f"{c:{a}{w}}" for c, a, w in zip(cells, ALIGN, WIDTHS, strict=True)).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="run the tasks whose name contains one of these")
+    parser.add_argument("--pairs", type=int, default=25, help="pairs of blocks per task")
+    parser.add_argument("--json", type=Path, help="save the table here")
+    options = parser.parse_args()
+
+    def wanted(name: str) -> bool:
+        return not options.names or any(part in name for part in options.names)
+
+    print("  ".join(f"{key} {value}" for key, value in environment().items()), end="\n\n")
+    print(line(HEADER))
+    rows = []
+    for task in filter(lambda task: wanted(task.name), TASKS):
+        for row in rows_of(task, options.pairs):
+            rows.append(row)
+            print(line(row.cells()), flush=True)
+    if wanted(IMPORT):
+        rows.append(import_row(min(options.pairs, 15)))
+        print(line(rows[-1].cells()))
+        print(f"\nloaded by import, but should not be: {', '.join(unwanted_imports()) or 'nothing'}")
+    over = sum(row.verdict == "over" for row in rows)
+    print(f"\n{len(rows) - over} of {len(rows)} within target")
+    if options.json:
+        table = [{**asdict(row), "verdict": row.verdict} for row in rows]
+        options.json.write_text(json.dumps({"environment": environment(), "rows": table}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The instrument: two ways to compute the same thing, compared in time and in memory.
+
+On a shared machine the speed drifts by the second, so absolute times are not worth keeping. What is
+stable is the ratio of two neighbouring blocks of calls; the median of many such pairs is reported.
+Calls run on one thread and are measured in processor time, which other processes disturb least.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter, process_time
+from typing import Any, Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over theirs: the median of pairwise ratios and its quartiles, and the medians of both sides."""
+
+    median: float
+    low: float
+    high: float
+    ours: float
+    theirs: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Self:
+        """The ratio of measurements that were made in pairs."""
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        return cls(median, low, high, statistics.median(ours), statistics.median(theirs))
+
+
+def compare(ours: Call, theirs: Call, *, pairs: int = 25, block: float = 0.02) -> Ratio:
+    """The ratio of the times of two calls, in alternating blocks of about `block` seconds.
+
+    Garbage collection stays on: a side that leaves cycles behind should pay for them.
+    """
+    with _one_thread():
+        counts = {call: _repetitions(call, block) for call in (ours, theirs)}
+        times: dict[Call, list[float]] = {ours: [], theirs: []}
+        for _ in range(pairs):
+            for call in random.sample((ours, theirs), 2):
+                times[call].append(_seconds(call, counts[call]))
+    return Ratio.of(times[ours], times[theirs])
+
+
+def compare_memory(ours: Call, theirs: Call) -> Ratio:
+    """The ratio of the peaks of two calls, which have to be importable (see `peak_memory`)."""
+    return Ratio.of([peak_memory(ours)], [peak_memory(theirs)])
+
+
+def compare_statements(ours: str, theirs: str, *, pairs: int = 15) -> Ratio:
+    """The ratio of the times of two programs, each run in a fresh interpreter."""
+    for program in (ours, theirs):
+        _seconds_of_program(program)
+    times: dict[str, list[float]] = {ours: [], theirs: []}
+    for _ in range(pairs):
+        for program in random.sample((ours, theirs), 2):
+            times[program].append(_seconds_of_program(program))
+    return Ratio.of(times[ours], times[theirs])
+
+
+def peak_memory(call: Call) -> float:
+    """The most bytes of tensors alive at once during a call, beyond those alive before it.
+
+    It is measured in a fresh process, which has to be able to import the call. torch's profiler sees
+    every allocation and release of its allocator, so the number is exact and repeatable.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory_here, (call,))
+
+
+def _peak_memory_here(call: Call) -> float:
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    changes = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for change in sorted(changes, key=lambda event: event.start_ns()):
+        alive += change.nbytes()
+        peak = max(peak, alive)
+    return float(peak)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _repetitions(call: Call, block: float) -> int:
+    """How often to call in one block, after a warm-up of the same length."""
+    call()
+    count = 1
+    while (seconds := _seconds(call, count) * count) < block / 2:
+        count *= 2
+    return max(1, round(count * block / seconds))
+
+
+def _seconds(call: Call, count: int) -> float:
+    start = process_time()
+    for _ in range(count):
+        call()
+    return (process_time() - start) / count
+
+
+def _seconds_of_program(program: str) -> float:
+    start = perf_counter()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return perf_counter() - start

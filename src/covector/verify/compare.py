@@ -1,0 +1,260 @@
+"""An analytic Jacobian against differences: along groups of columns first, entry by entry on suspicion.
+
+The entry rule is |analytic - numeric| <= atol + rtol |numeric|. The first look uses one central
+difference per group. Nothing is accused on its evidence: a cell that looks wrong is looked at again with
+several steps and an error bound (`slopes`), and what remains is narrowed down to single entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covector.verify.directions import Groups, coloured
+from covector.verify.maps import Matrix
+from covector.verify.problem import Problem, Tolerance
+from covector.verify.report import Entry, Mismatch, Outcome
+from covector.verify.slopes import Slopes, slopes_along
+
+# How many groups are looked at again at a time, and how many entries are named.
+_AGAIN = 32
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a comparison."""
+
+    outcome: Outcome
+    mismatches: tuple[Mismatch, ...] = ()
+    count: int = 0
+    entries: int = 0
+    colours: int = 0
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells that look wrong: the colour and the row of each, worst first."""
+
+    colour: Tensor
+    row: Tensor
+
+
+def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
+    """Compare every entry of the analytic Jacobian with differences of the function."""
+    groups = coloured(analytic.rows, analytic.columns, analytic.shape, tol.seed)
+    verdict = Verdict(Outcome.PASSED, entries=analytic.shape[0] * analytic.shape[1], colours=groups.count)
+    if 0 in analytic.shape:
+        return verdict
+    step = groups.weight * problem.step(tol.eps)
+    suspects = _first_look(problem, analytic, groups, step, tol)
+    if suspects.row.numel() == 0:
+        return verdict
+    return _second_look(problem, analytic, groups, suspects, tol, verdict)
+
+
+def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:
+    """The steps of colours first..last, a row for each."""
+    size = groups.colour.numel()
+    if groups.count == size and last - first == size:
+        return torch.diag(step)
+    inside = ((groups.colour >= first) & (groups.colour < last)).nonzero().flatten()
+    rows = torch.zeros(last - first, size, dtype=torch.float64)
+    rows[groups.colour[inside] - first, inside] = step[inside]
+    return rows
+
+
+def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor, tol: Tolerance) -> Cells:
+    """One central difference along each group."""
+    smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
+    smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    size = max(1, problem.block_size())
+    for first in range(0, groups.count, size):
+        last = min(first + size, groups.count)
+        moves = directions(groups, step, first, last)
+        numeric = problem.differences(moves)
+        error = (analytic.along(step, groups.colour, first, last) - numeric).abs()
+        allowed = tol.atol * smallest[first:last, None] + tol.rtol * numeric.abs()
+        bad = ~(error <= allowed)
+        if bad.any():
+            colour, row = bad.nonzero().unbind(1)
+            ratio = (error / allowed)[colour, row].nan_to_num(torch.inf)
+            found.append((colour + first, row, ratio))
+    if not found:
+        none = torch.zeros(0, dtype=torch.int64)
+        return Cells(none, none)
+    colour, row, ratio = (torch.cat(part) for part in zip(*found, strict=True))
+    order = ratio.argsort(descending=True, stable=True)
+    return Cells(colour[order], row[order])
+
+
+def _second_look(
+    problem: Problem, analytic: Matrix, groups: Groups, suspects: Cells, tol: Tolerance, verdict: Verdict
+) -> Verdict:
+    """Slopes with error bounds along the suspect groups; then the entries behind what remains."""
+    pending = suspects.colour.unique_consecutive()
+    pending = pending[_first_occurrences(pending)]
+    resolved = 0
+    for start in range(0, pending.numel(), _AGAIN):
+        batch = pending[start : start + _AGAIN]
+        slopes = [_slopes_of(problem, groups, int(colour)) for colour in batch]
+        remaining: list[tuple[int, int]] = []
+        for colour, slope in zip(batch.tolist(), slopes, strict=True):
+            rows = suspects.row[suspects.colour == colour]
+            bad = rows[~_settled(analytic, groups, colour, slope, tol)[rows]]
+            resolved += rows.numel() - bad.numel()
+            remaining += [(colour, row) for row in bad.tolist()]
+        if remaining:
+            count = suspects.row.numel() - resolved
+            found = _name(problem, analytic, groups, remaining, tol)
+            if found.outcome is not Outcome.PASSED:
+                return replace(
+                    found,
+                    count=max(count, len(found.mismatches)),
+                    entries=verdict.entries,
+                    colours=groups.count,
+                )
+    return verdict
+
+
+def _first_occurrences(values: Tensor) -> Tensor:
+    seen: set[int] = set()
+    keep = []
+    for position, value in enumerate(values.tolist()):
+        if value not in seen:
+            seen.add(value)
+            keep.append(position)
+    return torch.tensor(keep, dtype=torch.int64)
+
+
+def _slopes_of(problem: Problem, groups: Groups, colour: int) -> Slopes:
+    members = groups.members(colour)
+    direction = torch.zeros(groups.colour.numel(), dtype=torch.float64)
+    direction[members] = groups.weight[members]
+    return slopes_along(problem, direction)
+
+
+def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol: Tolerance) -> Tensor:
+    """Which rows of a group agree, now that the numeric side has an error bound."""
+    settled = torch.zeros(analytic.shape[0], dtype=torch.bool)
+    for slope in slopes.families:
+        step = groups.weight * slope.scale
+        expected = analytic.along(step, groups.colour, colour, colour + 1)[0]
+        smallest = step[groups.colour == colour].abs().min()
+        settled |= (expected - slope.value).abs() <= tol.atol * smallest + tol.rtol * slope.value.abs()
+    return settled
+
+
+def _name(
+    problem: Problem, analytic: Matrix, groups: Groups, cells: list[tuple[int, int]], tol: Tolerance
+) -> Verdict:
+    """The entries behind these cells, each judged by itself."""
+    judged: list[tuple[Outcome, Mismatch]] = []
+    seen: set[tuple[int, int]] = set()
+    by_column: dict[int, Slopes] = {}
+    for colour, row in cells:
+        members = groups.members(colour)
+        known = analytic.row_columns(row)
+        known = known[groups.colour[known] == colour]
+        for column in _candidates(problem, analytic, members, known, row):
+            if (row, column) in seen:
+                break
+            seen.add((row, column))
+            if column not in by_column:
+                by_column[column] = slopes_along(problem, unit(problem.inputs.size, column))
+            entry = analytic.entry(row, column)
+            outcome, mismatch = judge(problem, entry, by_column[column], row, column, tol)
+            if outcome is not Outcome.PASSED:
+                judged.append((outcome, mismatch))
+                break
+        if len(judged) == _NAMED or len(seen) >= 4 * _NAMED:
+            break
+    return verdict_of(judged)
+
+
+def _candidates(
+    problem: Problem, analytic: Matrix, members: Tensor, known: Tensor, row: int
+) -> Iterator[int]:
+    """The columns that can be behind a wrong cell: the one of the pattern first, then one it lacks."""
+    yield from known.tolist()
+    if members.numel() > known.numel():
+        expected = torch.zeros(problem.inputs.size, dtype=torch.float64)
+        expected[known] = torch.tensor([analytic.entry(row, j) for j in known.tolist()], dtype=torch.float64)
+        yield bisect(problem, members, expected, unit(problem.outputs.size, row))
+
+
+def verdict_of(judged: list[tuple[Outcome, Mismatch]]) -> Verdict:
+    """The worst outcome, with the entries that have it."""
+    if not judged:
+        return Verdict(Outcome.PASSED)
+    worst = Outcome.FAILED if any(o is Outcome.FAILED for o, _ in judged) else Outcome.INCONCLUSIVE
+    named = tuple(mismatch for outcome, mismatch in judged if outcome is worst)
+    return Verdict(worst, named, len(named))
+
+
+def unit(size: int, index: int) -> Tensor:
+    """A vector of the standard basis."""
+    vector = torch.zeros(size, dtype=torch.float64)
+    vector[index] = 1.0
+    return vector
+
+
+def bisect(problem: Problem, members: Tensor, expected: Tensor, weights: Tensor) -> int:
+    """Halve a set of columns, keeping the half where weights . J disagrees more with what is expected."""
+    step = problem.step(1e-6)
+    while members.numel() > 1:
+        half = members.numel() // 2
+        parts = (members[:half], members[half:])
+        moves = torch.zeros(2, problem.inputs.size, dtype=torch.float64)
+        for move, part in zip(moves, parts, strict=True):
+            move[part] = step[part]
+        numeric = problem.differences(moves)
+        residual = ((numeric * weights).nansum(1) - moves @ expected).abs()
+        # Outside the domain is where to look first.
+        residual[(numeric.isnan() & (weights != 0)).any(1)] = torch.inf
+        members = parts[int(residual.argmax())]
+    return int(members[0])
+
+
+def judge(
+    problem: Problem, analytic: float, slopes: Slopes, row: int, column: int, tol: Tolerance
+) -> tuple[Outcome, Mismatch]:
+    """Decide one entry by the most precise slope there is."""
+    estimate = slopes.best(row, column)
+    allowed = tol.atol + tol.rtol * abs(estimate.value)
+    mismatch = Mismatch(
+        Entry(
+            problem.outputs.label(row, problem.output_names),
+            problem.inputs.label(column, problem.input_names),
+        ),
+        analytic,
+        estimate.value,
+        estimate.bound,
+        allowed,
+    )
+    if not estimate.finite:
+        side = "on one side" if estimate.one_sided else "around this point"
+        return Outcome.INCONCLUSIVE, replace(mismatch, note=f"outside the domain {side}")
+    if mismatch.error <= allowed:
+        return Outcome.PASSED, mismatch
+    if analytic != analytic or analytic in (float("inf"), float("-inf")):
+        return Outcome.FAILED, replace(mismatch, note="the analytic value is not finite")
+    if estimate.kink:
+        low, high = sorted((estimate.left, estimate.right))
+        slack = allowed + estimate.bound
+        if low - slack <= analytic <= high + slack:
+            note = (
+                "not differentiable here; the analytic value lies between the one-sided slopes "
+                f"{estimate.left:.4g} and {estimate.right:.4g}"
+            )
+            passed = tol.kinks == "pass"
+            return (Outcome.PASSED if passed else Outcome.FAILED), replace(mismatch, note=note)
+    if mismatch.error <= allowed + estimate.bound:
+        return Outcome.INCONCLUSIVE, replace(
+            mismatch, note="the noise of the difference exceeds the tolerance"
+        )
+    return Outcome.FAILED, mismatch

@@ -1,0 +1,104 @@
+"""Along which directions two maps are compared: the basis, coloured groups of it, random signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Above this share of the columns, colours save too little to be worth finding.
+_WORTH = 0.5
+
+# Up to this many columns, one batch of all is cheaper than finding colours.
+_FEW_COLUMNS = 64
+_MOST_CLASSES = 50_000
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of the coordinates into colours, and a weight for each coordinate.
+
+    Colour c stands for the direction sum of weight[j] e_j over the coordinates j of that colour. Within
+    a colour no two columns of the pattern share a row, so each entry of the pattern stands alone; an
+    entry that the pattern lacks disturbs the cell of its row. Weights are random in sign and size, so
+    that two such disturbances cancel with probability zero.
+    """
+
+    colour: Tensor
+    weight: Tensor
+    count: int
+
+    def members(self, colour: int) -> Tensor:
+        """The coordinates of one colour."""
+        return (self.colour == colour).nonzero().flatten()
+
+
+def singly(size: int) -> Groups:
+    """Every coordinate by itself."""
+    return Groups(torch.arange(size), torch.ones(size, dtype=torch.float64), size)
+
+
+def coloured(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -> Groups:
+    """Groups for the pattern with entries at these rows and columns, or single columns if no better."""
+    height, width = shape
+    if width <= 1:
+        return singly(width)
+    per_row = torch.bincount(rows, minlength=max(height, 1))
+    densest = int(per_row.max()) if rows.numel() else 0
+    if densest <= 1:
+        return _weighted(torch.zeros(width, dtype=torch.int64), 1, seed)
+    if densest > _WORTH * width or width <= _FEW_COLUMNS:
+        return singly(width)
+    colour, count = _colour_classes(rows.numpy(), columns.numpy(), height, width, seed)
+    if count > _WORTH * width:
+        return singly(width)
+    return _weighted(torch.from_numpy(colour), count, seed)
+
+
+def _weighted(colour: Tensor, count: int, seed: int) -> Groups:
+    generator = torch.Generator().manual_seed(seed)
+    size = colour.numel()
+    signs = torch.randint(0, 2, (size,), generator=generator, dtype=torch.float64) * 2 - 1
+    sizes = 0.5 + 0.5 * torch.rand(size, generator=generator, dtype=torch.float64)
+    return Groups(colour, signs * sizes, count)
+
+
+def _colour_classes(
+    rows: np.ndarray, columns: np.ndarray, height: int, width: int, seed: int
+) -> tuple[np.ndarray, int]:
+    """Greedy colouring of classes of equal columns: a class takes as many colours as it has members."""
+    keys = np.random.default_rng(seed).integers(1, 2**62, height, dtype=np.int64)
+    signature = np.zeros(width, dtype=np.int64)
+    np.add.at(signature, columns, keys[rows])
+    _, first, which, sizes = np.unique(signature, return_index=True, return_inverse=True, return_counts=True)
+    if len(first) > _MOST_CLASSES:
+        return np.arange(width), width
+    order = np.argsort(columns, kind="stable")
+    starts = np.searchsorted(columns[order], np.arange(width + 1))
+    taken = np.zeros((height, 8), dtype=bool)
+    group = np.zeros(len(first), dtype=np.int64)
+    for k in np.argsort(-sizes, kind="stable"):
+        column = first[k]
+        touched = rows[order[starts[column] : starts[column + 1]]]
+        free = np.flatnonzero(~taken[touched].any(axis=0))
+        if len(free) == 0:
+            taken = np.concatenate([taken, np.zeros_like(taken)], axis=1)
+            free = np.flatnonzero(~taken[touched].any(axis=0))
+        group[k] = free[0]
+        taken[touched, free[0]] = True
+    groups = group.max() + 1
+    width_of = np.zeros(groups, dtype=np.int64)
+    np.maximum.at(width_of, group, sizes)
+    offset = np.concatenate([[0], np.cumsum(width_of)])
+    by_class = np.argsort(which, kind="stable")
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    rank = np.empty(width, dtype=np.int64)
+    rank[by_class] = np.arange(width) - np.repeat(begin[:-1], sizes)
+    return offset[group[which]] + rank, int(offset[-1])
+
+
+def random_signs(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Rows of independent +1 and -1."""
+    return torch.randint(0, 2, (count, size), generator=generator, dtype=torch.float64) * 2 - 1

@@ -1,0 +1,183 @@
+"""The derivatives that are compared: reverse mode, forward mode, and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covector._engine import forward, graph
+from covector._linear import LinearMap, missing_forward_rule
+from covector._tree import Evaluation, flatten
+from covector.errors import ResourceError, UnsupportedError
+from covector.verify.problem import Problem
+
+# A chunk of a Jacobian holds at most this many numbers of input and output.
+_CHUNK_NUMBERS = 1 << 22
+
+# A Jacobian with fewer entries than this share is kept as a list of them.
+_SPARSE = 0.1
+_SMALL = 1 << 14
+
+# The largest dense Jacobian that is held in memory, in entries (256 MB).
+_LARGEST = 1 << 25
+
+
+class _QuietMap(LinearMap):
+    """A map of a problem: a lower rung is remembered, not warned about."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.caller)
+        self.problem = problem
+
+    def _lowered(self, reason: str) -> None:
+        self.batching = self.batching.down("loop", reason)
+
+
+class ReverseMap(_QuietMap):
+    """v -> J^T v by reverse mode."""
+
+    label = "reverse mode"
+
+    def __init__(self, problem: Problem, outputs: Sequence[Tensor] | None = None) -> None:
+        super().__init__(problem)
+        self._outputs = list(problem.graph_outputs if outputs is None else outputs)
+
+    def pull(self, cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """What the graph gives, None where it leads nowhere."""
+        used = [i for i, output in enumerate(self._outputs) if output.requires_grad]
+        if not used:
+            return [None] * len(self.problem.variables)
+        outputs, along = [self._outputs[i] for i in used], [cotangents[i] for i in used]
+        return graph.backward(outputs, along, self.problem.variables, keep=True, record=False)
+
+    def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        return [
+            torch.zeros_like(variable) if value is None else value
+            for variable, value in zip(self.problem.variables, self.pull(direction), strict=True)
+        ]
+
+
+class ForwardMap(_QuietMap):
+    """u -> J u by forward mode."""
+
+    label = "forward mode"
+
+    def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        problem = self.problem
+
+        def run(leaves: list[Tensor]) -> Evaluation:
+            outputs, _ = flatten(problem.call(leaves))
+            return Evaluation([outputs[i] for i in problem.kept], problem.spec, [], None)
+
+        primals = [variable.detach() for variable in problem.variables]
+        try:
+            pushed = forward.push(run, primals, range(len(primals)), direction)
+        except NotImplementedError as error:
+            operation = missing_forward_rule(error)
+            if operation is None:
+                raise
+            raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
+        return pushed.filled()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A Jacobian: dense, or as a list of its entries where few of them differ from zero."""
+
+    shape: tuple[int, int]
+    dense: Tensor | None
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+
+    def along(self, step: Tensor, colour: Tensor, first: int, last: int) -> Tensor:
+        """J applied to the directions of colours first..last: one row for each colour."""
+        if self.dense is not None and last - first == self.shape[1]:
+            return (self.dense * step).T
+        result = torch.zeros(last - first, self.shape[0], dtype=torch.float64)
+        if self.dense is not None:
+            inside = ((colour >= first) & (colour < last)).nonzero().flatten()
+            scaled = (self.dense[:, inside] * step[inside]).T
+            return result.index_add_(0, colour[inside] - first, scaled)
+        of = colour[self.columns]
+        inside = ((of >= first) & (of < last)).nonzero().flatten()
+        columns = self.columns[inside]
+        place = (of[inside] - first, self.rows[inside])
+        return result.index_put_(place, self.values[inside] * step[columns], accumulate=True)
+
+    def largest(self) -> float:
+        """The largest entry, without its sign."""
+        return float(self.values.abs().max()) if self.values.numel() else 0.0
+
+    def entry(self, row: int, column: int) -> float:
+        """One entry."""
+        if self.dense is not None:
+            return float(self.dense[row, column])
+        at = ((self.rows == row) & (self.columns == column)).nonzero().flatten()
+        return float(self.values[at].sum()) if at.numel() else 0.0
+
+    def row_columns(self, row: int) -> Tensor:
+        """The columns in which this row has an entry."""
+        if self.dense is not None:
+            return self.dense[row].nonzero().flatten()
+        return self.columns[self.rows == row]
+
+
+def _entries(block: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = block.nonzero().unbind(1)
+    return rows + start, columns, block[rows, columns]
+
+
+def chunk_of(problem: Problem) -> int:
+    """How many rows or columns of the Jacobian are computed at once."""
+    return max(1, _CHUNK_NUMBERS // max(1, problem.inputs.size + problem.outputs.size))
+
+
+def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
+    """The Jacobian by reverse mode, a chunk of rows at a time."""
+    shape = (problem.outputs.size, problem.inputs.size)
+    size = chunk_of(problem)
+    dense: list[Tensor] = []
+    sparse: list[tuple[Tensor, Tensor, Tensor]] = []
+    for start in range(0, shape[0], size):
+        basis = problem.outputs.basis(start, min(start + size, shape[0]))
+        block = problem.inputs.stack_to_coords(reverse.apply_batch(basis))
+        entries = _entries(block, start)
+        small = shape[0] * shape[1] <= _SMALL
+        if small or entries[0].numel() > _SPARSE * block.numel():
+            if shape[0] * shape[1] > _LARGEST:
+                raise ResourceError(
+                    f"the Jacobian has {shape[0]} x {shape[1]} entries, most of them not zero; checking "
+                    "each would take too much memory. Pass fast_mode=True, or max_entries=."
+                )
+            dense.append(block)
+        sparse.append(entries)
+    return _matrix(shape, dense if len(dense) == len(sparse) else [], sparse)
+
+
+def _matrix(
+    shape: tuple[int, int], dense: list[Tensor], sparse: list[tuple[Tensor, Tensor, Tensor]]
+) -> Matrix:
+    if not sparse:
+        none = torch.zeros(0, dtype=torch.int64)
+        return Matrix(shape, torch.zeros(shape, dtype=torch.float64), none, none, none)
+    rows, columns, values = (
+        sparse[0] if len(sparse) == 1 else [torch.cat(part) for part in zip(*sparse, strict=True)]
+    )
+    whole = None if not dense else dense[0] if len(dense) == 1 else torch.cat(dense)
+    return Matrix(shape, whole, rows, columns, values)
+
+
+def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
+    """The Jacobian by forward mode, a chunk of columns at a time."""
+    shape = (problem.outputs.size, problem.inputs.size)
+    size = chunk_of(problem)
+    blocks = []
+    for start in range(0, shape[1], size):
+        basis = problem.inputs.basis(start, min(start + size, shape[1]))
+        blocks.append(problem.outputs.stack_to_coords(forward_map.apply_batch(basis)))
+    whole = torch.cat(blocks).T.contiguous() if blocks else torch.zeros(shape, dtype=torch.float64)
+    return _matrix(shape, [whole], [_entries(whole, 0)])

@@ -1,0 +1,288 @@
+"""What is to be checked: a function, a point, and how the function behaves there.
+
+The function is run on stand-ins for the caller's tensors, so that nothing of the caller's changes. A
+function that closes over its own inputs does not see the stand-ins; it is found out by its graph, and
+is then evaluated on the caller's tensors themselves, which are put back whatever happens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._chart import Chart
+from covector._engine import graph
+from covector._engine.batch import batched
+from covector._tree import Arguments, flatten, leaf_paths
+from covector.errors import Caller
+
+# A batch of evaluations holds at most this many numbers of input and output.
+_BATCH_NUMBERS = 1 << 21
+
+_DOUBLE = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The entry rule, the step of the first look, and what to make of a kink."""
+
+    atol: float
+    rtol: float
+    eps: float
+    kinks: str = "fail"
+    seed: int = 0
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that a derivative can be taken of."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+class Problem:
+    """A function of the chosen leaves at a point, with its outputs there."""
+
+    def __init__(self, caller: Caller, arguments: Arguments) -> None:
+        self.caller = caller
+        self.arguments = arguments
+        self.evaluations = 0
+        self.raised: BaseException | None = None
+        self._batchable = True
+        self._lifted = False
+        self.originals: list[Tensor] = arguments.primals()
+        self.inputs = Chart.of(self.originals)
+        self.point = self.inputs.to_coords([t.detach() for t in self.originals]).to(torch.float64)
+        self.variables = [self._variable(tensor) for tensor in self.originals]
+        self._others = [_guarded(leaf) for leaf in arguments.leaves]
+        self._versions = [_version(leaf) for leaf in self._others]
+        returned = self._record()
+        self.closes_over = self._reaches(self.originals, returned)
+        if self.closes_over:
+            self.variables = self.originals
+            self._others = list(arguments.leaves)
+            returned = self._record()
+        self._take(returned)
+        self._point_chart = self.inputs
+        self._point_others = self._others
+        if self.low_precision:
+            self._lift()
+
+    def _variable(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_()
+
+    def _take(self, returned: Any) -> None:
+        leaves, self.spec = flatten(returned)
+        self.returned = returned
+        self.all_outputs = leaves
+        names = leaf_paths(returned, "output")
+        if isinstance(returned, tuple) and len(returned) == 1:
+            names = ["output"]
+        self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
+        self.differentiable = bool(self.kept)
+        if not self.differentiable:
+            self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf)]
+        self.graph_outputs: list[Tensor] = [leaves[i] for i in self.kept]
+        self.output_names = [names[i] for i in self.kept]
+        self.outputs = Chart.of(self.graph_outputs)
+
+    @property
+    def rounding(self) -> float:
+        """The rounding error of differenced outputs, relative to their size."""
+        return _DOUBLE if self._lifted else self._eps(self.inputs, self.outputs)
+
+    @cached_property
+    def input_names(self) -> list[str]:
+        """How a person would write each input."""
+        return self.arguments.paths(self.caller.function)
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether some input or output has fewer digits than a difference needs."""
+        return self._eps(self.inputs) > _DOUBLE or self._eps(self.outputs) > _DOUBLE
+
+    @property
+    def derivative_rounding(self) -> float:
+        """The rounding error of a derivative, relative to its size."""
+        return self._eps(self.inputs, self.outputs)
+
+    @property
+    def coarse(self) -> list[str]:
+        """The inputs that have to be differenced in less than double precision."""
+        if self._lifted:
+            return []
+        eps = [torch.finfo(place.dtype).eps for place in self.inputs.places]
+        return [self.input_names[i] for i, value in enumerate(eps) if value > _DOUBLE]
+
+    @staticmethod
+    def _eps(*charts: Chart) -> float:
+        dtypes = [place.dtype for chart in charts for place in chart.places]
+        return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+
+    def _lift(self) -> None:
+        """Difference in double precision, if the function takes it and answers in it."""
+        others = [_double(leaf) for leaf in self._others]
+        primals = [_double(variable.detach()) for variable in self.variables]
+        if self.closes_over:
+            return
+        try:
+            with torch.no_grad():
+                leaves, _ = flatten(self.call(primals, others))
+            kept = [leaves[i] for i in self.kept]
+        except Exception:  # the function refuses: it is differenced as it is
+            return
+        if all(is_differentiable(leaf) and torch.finfo(leaf.dtype).eps <= _DOUBLE for leaf in kept):
+            self._point_chart, self._point_others = Chart.of(primals), others
+            self._lifted = True
+
+    def tolerance(self, tol: Tolerance, largest: float) -> Tolerance:
+        """The tolerance, widened by the rounding of a derivative in low precision."""
+        if not self.low_precision:
+            return tol
+        rounding = self.derivative_rounding
+        step = tol.eps if self._lifted else max(tol.eps, rounding ** (1 / 3))
+        return replace(tol, eps=step, atol=tol.atol + (32 * rounding * largest if self._lifted else 0.0))
+
+    def again(self) -> Tensor:
+        """The outputs of another run at the same point."""
+        with torch.no_grad():
+            return self.value(self.variables)
+
+    def call(self, primals: Sequence[Tensor], others: Sequence[Any] | None = None) -> Any:
+        """The function with these tensors in place of the chosen leaves."""
+        leaves = list(self._others if others is None else others)
+        for index, tensor in zip(self.arguments.chosen, primals, strict=True):
+            leaves[index] = tensor
+        args, kwargs = self.arguments.rebuild(leaves)
+        self.evaluations += 1
+        try:
+            return self.caller.function(*args, **kwargs)
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def _record(self) -> Any:
+        with torch.enable_grad():
+            return self.call(self.variables)
+
+    def fresh(self) -> list[Tensor]:
+        """The kept outputs of another run, with a graph of their own."""
+        leaves, _ = flatten(self._record())
+        return [leaves[i] for i in self.kept]
+
+    def _reaches(self, tensors: Sequence[Tensor], returned: Any) -> bool:
+        """Whether the graph of what was returned leads to the caller's own tensors."""
+        wanted = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        nodes = {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
+        outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf)]
+        return any(
+            id(output) in wanted or graph.leads_to(output, wanted, nodes)
+            for output in outputs
+            if output.requires_grad
+        )
+
+    def mutated(self) -> list[str]:
+        """The inputs whose stand-ins the function has changed."""
+        if self.closes_over:
+            return []
+        pairs = enumerate(zip(self.originals, self.variables, strict=True))
+        return [self.input_names[i] for i, (was, now) in pairs if not _same(was.detach(), now.detach())]
+
+    # Evaluations of the kept outputs, as coordinates.
+
+    def value(self, primals: Sequence[Tensor], others: Sequence[Any] | None = None) -> Tensor:
+        """The coordinates of the outputs at one point."""
+        leaves, _ = flatten(self.call(primals, others))
+        kept = [leaves[i] for i in self.kept]
+        return self.outputs.to_coords([t.detach() for t in kept]).to(torch.float64)
+
+    def values(self, points: Tensor, *, batch: bool = True) -> Tensor:
+        """The coordinates of the outputs at many points, a row for each."""
+        if points.shape[0] == 0:
+            return points.new_zeros(0, self.outputs.size)
+        with torch.no_grad(), self._quiet():
+            if self.closes_over:
+                return torch.stack([self._value_in_place(point) for point in points])
+            if batch and self._batchable and points.shape[0] > 1:
+                try:
+                    return self._batched_values(points)
+                except Exception:  # whatever it was, the loop below either works or raises it again
+                    self._batchable = False
+            chart, others = self._point_chart, self._point_others
+            return torch.stack([self.value(chart.from_coords(point), others) for point in points])
+
+    def step(self, eps: float) -> Tensor:
+        """A step for each coordinate, in proportion to its size where that is more than one."""
+        return eps * self.point.abs().clamp(min=1.0).nan_to_num(1.0, 1.0, 1.0)
+
+    def differences(self, moves: Tensor) -> Tensor:
+        """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""
+        values = self.values(torch.cat([self.point + moves, self.point - moves]))
+        return (values[: moves.shape[0]] - values[moves.shape[0] :]) / 2
+
+    def block_size(self) -> int:
+        """How many points are evaluated at once."""
+        return max(1, _BATCH_NUMBERS // max(1, self.inputs.size + self.outputs.size))
+
+    def _batched_values(self, points: Tensor) -> Tensor:
+        size = self.block_size()
+        blocks = []
+        for start in range(0, points.shape[0], size):
+            stacks = self._point_chart.from_coords(points[start : start + size])
+
+            def apply(primals: list[Tensor]) -> list[Tensor]:
+                leaves, _ = flatten(self.call(primals, self._point_others))
+                return [leaves[i] for i in self.kept]
+
+            blocks.append(self.outputs.stack_to_coords(batched(apply, stacks, "error")))
+        return torch.cat(blocks)
+
+    def _value_in_place(self, point: Tensor) -> Tensor:
+        with shifted(self.originals, self.inputs.from_coords(point)):
+            return self.value(self.originals)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
+
+
+@contextmanager
+def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """The caller's tensors hold other values inside, and exactly their own again afterwards."""
+    kept = [tensor.detach().clone() for tensor in tensors]
+    try:
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.data.copy_(value)
+        yield
+    finally:
+        for tensor, value in zip(tensors, kept, strict=True):
+            tensor.data.copy_(value)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN included."""
+    if a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _guarded(leaf: Any) -> Any:
+    """A leaf that is not differentiated: the function gets a copy, in case it writes to it."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _version(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, Tensor) else 0
+
+
+def _double(leaf: Any) -> Any:
+    if not is_differentiable(leaf):
+        return leaf
+    return leaf.to(torch.complex128 if leaf.is_complex() else torch.float64)

@@ -1,0 +1,123 @@
+"""Slopes with an error bound: several steps, extrapolation, both sides.
+
+D(t) = (f(x + t d) - f(x - t d)) / 2t has an error of order t^2 from truncation and of order 1/t from
+rounding. Steps go down by a factor of four; R = (16 D(t/4) - D(t)) / 15 removes the t^2 term, and the
+spread of neighbouring values, with the rounding of the outputs, bounds what remains. The step with the
+smallest bound wins, for each output by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covector.verify.problem import Problem
+
+_STEPS = 11
+_RATIO = 4.0
+_LARGEST = 2.0**-5
+
+
+@dataclass(frozen=True)
+class Family:
+    """Slopes of all outputs along one direction, with steps in units of `scale`."""
+
+    scale: Tensor
+    value: Tensor
+    bound: Tensor
+    left: Tensor
+    right: Tensor
+    kink: Tensor
+    some_finite: Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The slope of one output along one coordinate."""
+
+    value: float
+    bound: float
+    left: float
+    right: float
+    kink: bool
+    finite: bool
+    one_sided: bool
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """The same slopes with absolute and with relative steps."""
+
+    families: tuple[Family, ...]
+
+    def best(self, row: int, column: int) -> Estimate:
+        """The estimate with the smallest bound."""
+        estimates = [_estimate(family, row, column) for family in self.families]
+        finite = [estimate for estimate in estimates if estimate.finite]
+        return min(finite or estimates, key=lambda e: e.bound if e.bound == e.bound else float("inf"))
+
+
+def _estimate(family: Family, row: int, column: int) -> Estimate:
+    scale = float(family.scale[column])
+    value, bound = float(family.value[row]) / scale, float(family.bound[row]) / scale
+    left, right = float(family.left[row]) / scale, float(family.right[row]) / scale
+    finite = abs(value) < float("inf") and bound == bound
+    return Estimate(value, bound, left, right, bool(family.kink[row]), finite, bool(family.some_finite[row]))
+
+
+def slopes_along(problem: Problem, direction: Tensor) -> Slopes:
+    """Slopes of the function along a direction, with absolute steps and, near zero, relative ones."""
+    size = problem.point.abs().nan_to_num(1.0, 1.0, 1.0)
+    moving = direction != 0
+    families = [_family(problem, direction, size.clamp(min=1.0))]
+    if (size[moving] < 0.1).any() and (size[moving] > 0).any():
+        families.append(_family(problem, direction, torch.where(size > 0, size.clamp(max=1.0), 1.0)))
+    return Slopes(tuple(families))
+
+
+def _family(problem: Problem, direction: Tensor, scale: Tensor) -> Family:
+    steps = _LARGEST * _RATIO ** -torch.arange(_STEPS, dtype=torch.float64)
+    moves = steps[:, None] * (direction * scale)
+    points = torch.cat([problem.point + moves, problem.point - moves, problem.point[None]])
+    # One by one: a batching rule that is wrong must not accuse a derivative that is right.
+    values = problem.values(points, batch=False)
+    plus, minus, here = values[:_STEPS], values[_STEPS : 2 * _STEPS], values[-1]
+    central = (plus - minus) / (2 * steps[:, None])
+    best, value, bound = _extrapolated(central, plus, minus, steps, problem.rounding)
+    right, left = (plus - here) / steps[:, None], (here - minus) / steps[:, None]
+    pick = best[None] + 1
+    return Family(
+        scale,
+        value,
+        bound,
+        left.gather(0, pick)[0],
+        right.gather(0, pick)[0],
+        _kinks(left, right, best, bound),
+        plus.isfinite().any(0) | minus.isfinite().any(0),
+    )
+
+
+def _extrapolated(
+    central: Tensor, plus: Tensor, minus: Tensor, steps: Tensor, rounding: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each output: the index of the best step, the extrapolated slope there, and its bound."""
+    better = (_RATIO**2 * central[1:] - central[:-1]) / (_RATIO**2 - 1)
+    spread = (better - central[1:]).abs()
+    change = (better[1:] - better[:-1]).abs()
+    spread[:-1] = torch.maximum(spread[:-1], change)
+    noise = 8 * rounding * torch.maximum(plus.abs(), minus.abs())[1:] / steps[1:, None]
+    bounds = (spread + noise).nan_to_num(torch.inf, torch.inf, torch.inf)
+    bound, best = bounds.min(0)
+    return best, better.gather(0, best[None])[0], torch.where(bound.isinf(), torch.nan, bound)
+
+
+def _kinks(left: Tensor, right: Tensor, best: Tensor, bound: Tensor) -> Tensor:
+    """Where the gap between the one-sided slopes does not shrink with the step."""
+    gap = (right - left).abs()
+    wide = gap.gather(0, best[None])[0]
+    narrow = gap.gather(0, best[None] + 1)[0]
+    return (
+        (narrow > 0.7 * wide) & (narrow > 10 * bound) & (narrow > 1e-6 * (left.abs() + right.abs()).max(0)[0])
+    )
