@@ -50,7 +50,7 @@ class Place(NamedTuple):
         real = coordinates.reshape((*lead, *self.real_shape))
         if str(self.layout).endswith("mkldnn"):  # torch has no public name for it
             return real.to_mkldnn()
-        return torch.view_as_complex(real.contiguous()) if self.dtype.is_complex else real
+        return torch.complex(real[..., 0], real[..., 1]) if self.dtype.is_complex else real
 
     def label(self, coordinate: int) -> str:
         """How a person would write this coordinate of the tensor: `[3, 0]`, `[3].imag`, nothing."""
@@ -84,6 +84,8 @@ class Chart(NamedTuple):
 
     def to_coords(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of these tensors, as one vector."""
+        if len(self.places) == 1:
+            return self.places[0].to_real(tensors[0]).reshape(-1)
         parts = [
             place.to_real(tensor).reshape(-1) for place, tensor in zip(self.places, tensors, strict=True)
         ]
@@ -133,3 +135,54 @@ class Chart(NamedTuple):
             rows = block[first - start : last - start]
             rows[:, first - place.start : last - place.start].diagonal().fill_(1)
         return place.from_real(block)
+
+
+class Sampled(NamedTuple):
+    """A chart of which only some coordinates are looked at; the others stay at `base`."""
+
+    full: Chart
+    kept: Tensor
+    base: Tensor
+
+    @property
+    def size(self) -> int:
+        """How many coordinates are looked at."""
+        return self.kept.numel()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places of the whole chart."""
+        return self.full.places
+
+    def to_coords(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The coordinates of these tensors that are looked at."""
+        return self.full.to_coords(tensors)[self.kept]
+
+    def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
+        """The same for tensors that are stacked along a first axis, one row for each slice."""
+        return self.full.stack_to_coords(stacks)[:, self.kept]
+
+    def from_coords(self, coordinates: Tensor) -> list[Tensor]:
+        """The tensors with these coordinates, and the base elsewhere."""
+        whole = self.base.expand(*coordinates.shape[:-1], -1).clone()
+        whole[..., self.kept] = coordinates
+        return self.full.from_coords(whole)
+
+    def basis(self, start: int, stop: int) -> list[Tensor]:
+        """Directions start..stop of the basis of what is looked at."""
+        rows = torch.zeros(stop - start, self.size, dtype=torch.float64)
+        rows[:, start:stop].diagonal().fill_(1)
+        return self.from_coords(rows)
+
+    def label(self, coordinate: int, names: Sequence[str]) -> str:
+        """How a person would write this coordinate, given a name for each tensor."""
+        return self.full.label(int(self.kept[coordinate]), names)
+
+
+def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> Chart | Sampled:
+    """The chart, or a random sample of `count` of its coordinates if it has more."""
+    if count is None or chart.size <= count:
+        return chart
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.randperm(chart.size, generator=generator)[:count].sort()[0]
+    return Sampled(chart, kept, torch.zeros(chart.size, dtype=torch.float64) if base is None else base)

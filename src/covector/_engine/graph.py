@@ -108,12 +108,25 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def leads_to(tensor: Tensor, leaves: set[int], inner: set[Any]) -> bool:
-    """Whether the graph behind a tensor reaches one of these leaves (by id) or nodes."""
-    return any(
-        node in inner or (type(node) is _LeafNode and id(node.variable) in leaves)
-        for node in (nodes(tensor) if tensor.grad_fn is not None else ())
-    )
+def any_leads_to(tensors: Sequence[Tensor], leaves: set[int], inner: set[Any]) -> bool:
+    """Whether the graph behind some tensor reaches one of these leaves (by id) or nodes."""
+    if any(id(tensor) in leaves for tensor in tensors):
+        return True
+    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if type(node) is _LeafNode:
+            if id(node.variable) in leaves:
+                return True
+        elif node in inner:
+            return True
+        elif node not in seen:
+            seen.add(node)
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    pending.append(parent)
+    return False
 
 
 def undefined(output: Tensor) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
+from covector._chart import Sampled
 from covector._engine import graph, reverse
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
 from covector.errors import (
@@ -20,6 +22,7 @@ from covector.errors import (
     PrecisionWarning,
     warn,
 )
+from covector.transforms.module import as_function
 from covector.verify.checks import Derivatives, Options, run_checks
 from covector.verify.problem import Problem, Tolerance, is_differentiable
 from covector.verify.report import Outcome, Report
@@ -45,6 +48,7 @@ def check(
     fast_mode: bool = False,
     kinks: str = "fail",
     probes: int = 4,
+    max_entries: int | None = None,
     seed: int = 0,
 ) -> Report:
     """Compare the derivatives of a function with differences, and report what was found.
@@ -70,7 +74,9 @@ def check(
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
         probes: how many random signs on each side, in fast mode.
-        seed: of the random signs.
+        max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
+            sample of them.
+        seed: of everything random here.
 
     Returns:
         A `Report`, true if everything passed.
@@ -96,8 +102,13 @@ def check(
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
     )
+    _checked("check", options)
     caller = _caller("check", func)
-    return _report(caller, _arguments(caller, inputs, kwargs, argnums, argnames), _checked("check", options))
+    if isinstance(func, Module):
+        caller, arguments = _module_call(func, inputs, kwargs)
+    else:
+        arguments = _arguments(caller, inputs, kwargs, argnums, argnames)
+    return _report(caller, arguments, options, max_entries=max_entries)
 
 
 def gradcheck(
@@ -274,15 +285,31 @@ def _arguments(
     return arguments
 
 
-def _report(caller: Caller, arguments: Arguments, options: Options, name: str = "") -> Report:
+def _module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> tuple[Caller, Arguments]:
+    """A module as a function of its parameters and its inputs, the parameters all to be checked."""
+    function, params = as_function(module)
+    arguments = Arguments((params, *_as_tuple(inputs)), kwargs or {})
+    arguments.select(arguments.slots, single=False)
+    ours = {id(value) for value in params.values()}
+    arguments.only(lambda leaf: is_differentiable(leaf) and (id(leaf) in ours or leaf.requires_grad))
+    return Caller("check", function), arguments
+
+
+def _report(
+    caller: Caller,
+    arguments: Arguments,
+    options: Options,
+    name: str = "",
+    max_entries: int | None = None,
+) -> Report:
     started = time.perf_counter()
     state = torch.get_rng_state()
     try:
-        problem = Problem(caller, arguments)
+        problem = Problem(caller, arguments, max_entries, options.tol.seed)
         if problem.coarse:
             warn(
-                f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function does "
-                "not take float64; differences are too coarse for a sharp verdict.",
+                f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
+                "does not take float64; differences are too coarse for a sharp verdict.",
                 PrecisionWarning,
             )
         derivatives = Derivatives(problem, options)
@@ -300,7 +327,7 @@ def _report(caller: Caller, arguments: Arguments, options: Options, name: str = 
         findings,
         () if passed else tuple(problem.input_names),
         () if passed else tuple(problem.output_names),
-        _method(derivatives),
+        "" if passed else _method(derivatives),
         options.tol.seed,
         {"evaluations": problem.evaluations},
         time.perf_counter() - started,
@@ -312,9 +339,11 @@ def _method(derivatives: Derivatives) -> str:
     size = f"{problem.outputs.size} x {problem.inputs.size} entries"
     if derivatives.probing:
         return (
-            f"{size}, {derivatives.options.probes} x {derivatives.options.probes} random signs, seed {tol.seed}; "
-            "several wrong entries that cancel in every pair of signs would be missed"
+            f"{size}, {derivatives.options.probes} x {derivatives.options.probes} random signs, "
+            f"seed {tol.seed}; several wrong entries that cancel in every pair of signs would be missed"
         )
+    if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
+        return f"a random sample of {size}, seed {tol.seed}, step {tol.eps:g}"
     return f"every one of {size}, step {tol.eps:g}"
 
 

@@ -69,8 +69,10 @@ def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:
 
 def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor, tol: Tolerance) -> Cells:
     """One central difference along each group."""
-    smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
-    smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
+    smallest = step.abs()
+    if groups.count < step.numel():
+        smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
+        smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     size = max(1, problem.block_size())
     for first in range(0, groups.count, size):
@@ -79,8 +81,9 @@ def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor
         numeric = problem.differences(moves)
         error = (analytic.along(step, groups.colour, first, last) - numeric).abs()
         allowed = tol.atol * smallest[first:last, None] + tol.rtol * numeric.abs()
-        bad = ~(error <= allowed)
-        if bad.any():
+        good = error <= allowed
+        if not good.all():
+            bad = ~good
             colour, row = bad.nonzero().unbind(1)
             ratio = (error / allowed)[colour, row].nan_to_num(torch.inf)
             found.append((colour + first, row, ratio))

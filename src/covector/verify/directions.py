@@ -79,7 +79,7 @@ def _colour_classes(
     starts = np.searchsorted(columns[order], np.arange(width + 1))
     taken = np.zeros((height, 8), dtype=bool)
     group = np.zeros(len(first), dtype=np.int64)
-    for k in np.argsort(-sizes, kind="stable"):
+    for k in np.lexsort((first, -sizes)):
         column = first[k]
         touched = rows[order[starts[column] : starts[column + 1]]]
         free = np.flatnonzero(~taken[touched].any(axis=0))

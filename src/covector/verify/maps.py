@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class ReverseMap(_QuietMap):
         return graph.backward(outputs, along, self.problem.variables, keep=True, record=False)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        """J^T v, zeros where the graph leads nowhere."""
         return [
             torch.zeros_like(variable) if value is None else value
             for variable, value in zip(self.problem.variables, self.pull(direction), strict=True)
@@ -66,6 +67,7 @@ class ForwardMap(_QuietMap):
     label = "forward mode"
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        """J u, zeros where an output has no tangent."""
         problem = self.problem
 
         def run(leaves: list[Tensor]) -> Evaluation:
@@ -83,8 +85,7 @@ class ForwardMap(_QuietMap):
         return pushed.filled()
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A Jacobian: dense, or as a list of its entries where few of them differ from zero."""
 
     shape: tuple[int, int]
@@ -92,6 +93,7 @@ class Matrix:
     rows: Tensor
     columns: Tensor
     values: Tensor
+    of_zero: Tensor | None = None
 
     def along(self, step: Tensor, colour: Tensor, first: int, last: int) -> Tensor:
         """J applied to the directions of colours first..last: one row for each colour."""
@@ -140,11 +142,16 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
     """The Jacobian by reverse mode, a chunk of rows at a time."""
     shape = (problem.outputs.size, problem.inputs.size)
     size = chunk_of(problem)
+    of_zero = torch.zeros(shape[1], dtype=torch.float64)
     dense: list[Tensor] = []
     sparse: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, shape[0], size):
-        basis = problem.outputs.basis(start, min(start + size, shape[0]))
+        stop = min(start + size, shape[0])
+        # One row past the end of the basis: the image of a cotangent of zero.
+        basis = problem.outputs.basis(start, stop + (stop == shape[0]))
         block = problem.inputs.stack_to_coords(reverse.apply_batch(basis))
+        if stop == shape[0]:
+            of_zero, block = block[-1], block[:-1]
         entries = _entries(block, start)
         small = shape[0] * shape[1] <= _SMALL
         if small or entries[0].numel() > _SPARSE * block.numel():
@@ -155,7 +162,8 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
                 )
             dense.append(block)
         sparse.append(entries)
-    return _matrix(shape, dense if len(dense) == len(sparse) else [], sparse)
+    matrix = _matrix(shape, dense if len(dense) == len(sparse) else [], sparse)
+    return matrix._replace(of_zero=of_zero)
 
 
 def _matrix(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart
+from covector._chart import Chart, Sampled, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._tree import Arguments, flatten, leaf_paths
@@ -48,7 +48,9 @@ def is_differentiable(leaf: Any) -> bool:
 class Problem:
     """A function of the chosen leaves at a point, with its outputs there."""
 
-    def __init__(self, caller: Caller, arguments: Arguments) -> None:
+    def __init__(
+        self, caller: Caller, arguments: Arguments, max_entries: int | None = None, seed: int = 0
+    ) -> None:
         self.caller = caller
         self.arguments = arguments
         self.evaluations = 0
@@ -56,11 +58,16 @@ class Problem:
         self._batchable = True
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
-        self.inputs = Chart.of(self.originals)
-        self.point = self.inputs.to_coords([t.detach() for t in self.originals]).to(torch.float64)
+        self._most, self._seed = max_entries, seed
+        whole = Chart.of(self.originals)
+        base = whole.to_coords([t.detach() for t in self.originals]).to(torch.float64)
+        self.inputs = sampled(whole, max_entries, None, seed)
+        self._point_chart = sampled(whole, max_entries, base, seed)
+        self.point = base[self.inputs.kept] if isinstance(self.inputs, Sampled) else base
         self.variables = [self._variable(tensor) for tensor in self.originals]
-        self._others = [_guarded(leaf) for leaf in arguments.leaves]
-        self._versions = [_version(leaf) for leaf in self._others]
+        self._others = list(arguments.leaves)
+        for index in set(range(len(self._others))) - set(arguments.chosen):
+            self._others[index] = _guarded(self._others[index])
         returned = self._record()
         self.closes_over = self._reaches(self.originals, returned)
         if self.closes_over:
@@ -68,7 +75,6 @@ class Problem:
             self._others = list(arguments.leaves)
             returned = self._record()
         self._take(returned)
-        self._point_chart = self.inputs
         self._point_others = self._others
         if self.low_precision:
             self._lift()
@@ -78,23 +84,25 @@ class Problem:
 
     def _take(self, returned: Any) -> None:
         leaves, self.spec = flatten(returned)
-        self.returned = returned
-        self.all_outputs = leaves
-        names = leaf_paths(returned, "output")
-        if isinstance(returned, tuple) and len(returned) == 1:
-            names = ["output"]
+        self._returned = returned
         self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
         self.differentiable = bool(self.kept)
         if not self.differentiable:
             self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf)]
         self.graph_outputs: list[Tensor] = [leaves[i] for i in self.kept]
-        self.output_names = [names[i] for i in self.kept]
-        self.outputs = Chart.of(self.graph_outputs)
+        self.outputs = sampled(Chart.of(self.graph_outputs), self._most, None, self._seed)
 
     @property
     def rounding(self) -> float:
         """The rounding error of differenced outputs, relative to their size."""
         return _DOUBLE if self._lifted else self._eps(self.inputs, self.outputs)
+
+    @cached_property
+    def output_names(self) -> list[str]:
+        """How a person would write each output."""
+        single = isinstance(self._returned, tuple) and len(self._returned) == 1
+        names = leaf_paths(self._returned[0] if single else self._returned, "output")
+        return [names[i] for i in self.kept]
 
     @cached_property
     def input_names(self) -> list[str]:
@@ -120,7 +128,7 @@ class Problem:
         return [self.input_names[i] for i, value in enumerate(eps) if value > _DOUBLE]
 
     @staticmethod
-    def _eps(*charts: Chart) -> float:
+    def _eps(*charts: Chart | Sampled) -> float:
         dtypes = [place.dtype for chart in charts for place in chart.places]
         return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
 
@@ -137,7 +145,10 @@ class Problem:
         except Exception:  # the function refuses: it is differenced as it is
             return
         if all(is_differentiable(leaf) and torch.finfo(leaf.dtype).eps <= _DOUBLE for leaf in kept):
-            self._point_chart, self._point_others = Chart.of(primals), others
+            whole = Chart.of(primals)
+            base = whole.to_coords(primals)
+            self._point_chart = sampled(whole, self._most, base, self._seed)
+            self._point_others = others
             self._lifted = True
 
     def tolerance(self, tol: Tolerance, largest: float) -> Tolerance:
@@ -177,14 +188,10 @@ class Problem:
 
     def _reaches(self, tensors: Sequence[Tensor], returned: Any) -> bool:
         """Whether the graph of what was returned leads to the caller's own tensors."""
-        wanted = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        leaves = {id(tensor) for tensor in tensors if tensor.requires_grad}
         nodes = {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
-        outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf)]
-        return any(
-            id(output) in wanted or graph.leads_to(output, wanted, nodes)
-            for output in outputs
-            if output.requires_grad
-        )
+        outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf) and leaf.requires_grad]
+        return graph.any_leads_to(outputs, leaves, nodes)
 
     def mutated(self) -> list[str]:
         """The inputs whose stand-ins the function has changed."""
@@ -205,12 +212,13 @@ class Problem:
         """The coordinates of the outputs at many points, a row for each."""
         if points.shape[0] == 0:
             return points.new_zeros(0, self.outputs.size)
-        with torch.no_grad(), self._quiet():
+        with torch.no_grad():
             if self.closes_over:
                 return torch.stack([self._value_in_place(point) for point in points])
             if batch and self._batchable and points.shape[0] > 1:
                 try:
-                    return self._batched_values(points)
+                    with _quiet():
+                        return self._batched_values(points)
                 except Exception:  # whatever it was, the loop below either works or raises it again
                     self._batchable = False
             chart, others = self._point_chart, self._point_others
@@ -243,14 +251,16 @@ class Problem:
         return torch.cat(blocks)
 
     def _value_in_place(self, point: Tensor) -> Tensor:
-        with shifted(self.originals, self.inputs.from_coords(point)):
+        with shifted(self.originals, self._point_chart.from_coords(point)):
             return self.value(self.originals)
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            yield
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks on batching rules that it misses."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 @contextmanager
@@ -276,10 +286,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _guarded(leaf: Any) -> Any:
     """A leaf that is not differentiated: the function gets a copy, in case it writes to it."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _version(leaf: Any) -> int:
-    return leaf._version if isinstance(leaf, Tensor) else 0
 
 
 def _double(leaf: Any) -> Any:
