@@ -20,7 +20,7 @@ def run(text, name, namespace):
     return runner.summarize(verbose=False), "".join(report)
 
 
-@pytest.mark.parametrize("name", covector.__all__)
+@pytest.mark.parametrize("name", [name for name in covector.__all__ if name[0].islower()])
 def test_docstring_example(name):
     """The example in the docstring gives what it shows."""
     results, report = run(getattr(covector, name).__doc__, name, {})

@@ -61,7 +61,7 @@ def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: T
     found = verdict_of(judged)
     if found.outcome is Outcome.PASSED and suspicious.any():
         return replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    return replace(found, entries=verdict.entries)
+    return found if judged else verdict
 
 
 def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Tolerance) -> Verdict:
@@ -89,7 +89,7 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
         if outcome is not Outcome.PASSED:
             judged.append((outcome, mismatch))
             break
-    return replace(verdict_of(judged), entries=verdict.entries)
+    return verdict_of(judged) if judged else verdict
 
 
 def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
