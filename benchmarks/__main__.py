@@ -17,11 +17,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import detection
 from benchmarks._measure import Ratio, compare, compare_memory, compare_statements
 from benchmarks.transforms import TASKS, Task, run
 
 IMPORT = "import covector"
 IMPORT_TARGET = 1.10
+DETECTION = "detection"
 UNWANTED = {"sympy", "matplotlib", "rich"}
 UNITS = {"time": ((1, "s"), (1e-3, "ms"), (1e-6, "us")), "memory": ((2**20, "MiB"), (2**10, "KiB"))}
 
@@ -123,9 +125,11 @@ def main() -> None:
         print(f"\nloaded by import, but should not be: {', '.join(unwanted_imports()) or 'nothing'}")
     over = sum(row.verdict == "over" for row in rows)
     print(f"\n{len(rows) - over} of {len(rows)} within target")
+    shares = detection.report() if wanted(DETECTION) else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
-        options.json.write_text(json.dumps({"environment": environment(), "rows": table}, indent=2) + "\n")
+        saved = {"environment": environment(), "rows": table, DETECTION: [asdict(share) for share in shares]}
+        options.json.write_text(json.dumps(saved, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def compare(ours: Call, theirs: Call, *, pairs: int = 25, block: float = 0.02) -
 
     Garbage collection stays on: a side that leaves cycles behind should pay for them.
     """
-    with _one_thread():
+    with one_thread():
         counts = {call: _repetitions(call, block) for call in (ours, theirs)}
         times: dict[Call, list[float]] = {ours: [], theirs: []}
         for _ in range(pairs):
@@ -98,7 +98,8 @@ def _peak_memory_here(call: Call) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

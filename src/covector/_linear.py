@@ -44,6 +44,7 @@ class LinearMap:
 
     label: str
     evaluation: Evaluation
+    _refuses_draws = True
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -87,7 +88,7 @@ class LinearMap:
         try:
             return self._batched(stacks, randomness)
         except (RuntimeError, TypeError) as error:
-            if "randomness error mode" in str(error):
+            if "randomness error mode" in str(error) and self._refuses_draws:
                 raise self._random() from error
             failure = error
         try:

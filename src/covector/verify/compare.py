@@ -23,6 +23,9 @@ from covector.verify.slopes import Slopes, slopes_along
 _AGAIN = 32
 _NAMED = 8
 
+# The relative tolerance of a cell in which several columns meet.
+_SHARED_RTOL = 1e-7
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -69,8 +72,10 @@ def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:
 
 def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor, tol: Tolerance) -> Cells:
     """One central difference along each group."""
-    smallest = step.abs()
+    smallest, rtol = step.abs(), tol.rtol
     if groups.count < step.numel():
+        # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
+        rtol = min(tol.rtol, _SHARED_RTOL)
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
         smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -80,7 +85,7 @@ def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor
         moves = directions(groups, step, first, last)
         numeric = problem.differences(moves)
         error = (analytic.along(step, groups.colour, first, last) - numeric).abs()
-        allowed = tol.atol * smallest[first:last, None] + tol.rtol * numeric.abs()
+        allowed = tol.atol * smallest[first:last, None] + rtol * numeric.abs()
         good = error <= allowed
         if not good.all():
             bad = ~good
@@ -148,7 +153,8 @@ def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol:
         step = groups.weight * slope.scale
         expected = analytic.along(step, groups.colour, colour, colour + 1)[0]
         smallest = step[groups.colour == colour].abs().min()
-        settled |= (expected - slope.value).abs() <= tol.atol * smallest + tol.rtol * slope.value.abs()
+        rtol = tol.rtol if groups.count == groups.colour.numel() else _SHARED_RTOL
+        settled |= (expected - slope.value).abs() <= tol.atol * smallest + rtol * slope.value.abs()
     return settled
 
 
@@ -206,9 +212,11 @@ def unit(size: int, index: int) -> Tensor:
     return vector
 
 
-def bisect(problem: Problem, members: Tensor, expected: Tensor, weights: Tensor) -> int:
+def bisect(
+    problem: Problem, members: Tensor, expected: Tensor, weights: Tensor, signs: Tensor | None = None
+) -> int:
     """Halve a set of columns, keeping the half where weights . J disagrees more with what is expected."""
-    step = problem.step(1e-6)
+    step = problem.step(1e-6) if signs is None else problem.step(1e-6) * signs
     while members.numel() > 1:
         half = members.numel() // 2
         parts = (members[:half], members[half:])

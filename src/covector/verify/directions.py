@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class Groups:
         return (self.colour == colour).nonzero().flatten()
 
 
+@lru_cache(maxsize=128)
 def singly(size: int) -> Groups:
     """Every coordinate by itself."""
     return Groups(torch.arange(size), torch.ones(size, dtype=torch.float64), size)
@@ -43,7 +45,7 @@ def singly(size: int) -> Groups:
 def coloured(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -> Groups:
     """Groups for the pattern with entries at these rows and columns, or single columns if no better."""
     height, width = shape
-    if width <= 1:
+    if width <= 1 or (width <= _FEW_COLUMNS and rows.numel() > height):
         return singly(width)
     per_row = torch.bincount(rows, minlength=max(height, 1))
     densest = int(per_row.max()) if rows.numel() else 0

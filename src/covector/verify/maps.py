@@ -28,6 +28,8 @@ _LARGEST = 1 << 25
 class _QuietMap(LinearMap):
     """A map of a problem: a lower rung is remembered, not warned about."""
 
+    _refuses_draws = False
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.caller)
         self.problem = problem

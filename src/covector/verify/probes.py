@@ -19,7 +19,11 @@ from covector.verify.problem import Problem, Tolerance
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
 
+# How many suspicious pairs are narrowed down.
 _LOCATED = 3
+
+# How much coarser than one entry's tolerance the noise may be before every entry is looked at instead.
+_COARSE = 100
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,11 @@ def draw(problem: Problem, reverse: ReverseMap, count: int, seed: int) -> Probes
 
 
 def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: Tolerance) -> Verdict:
-    """Compare v^T A u with v^T J u for every pair of probes, and name an entry where they differ."""
+    """Compare v^T A u with v^T J u for every pair of probes, and name an entry where they differ.
+
+    INCONCLUSIVE without a mismatch means that probes cannot tell: the noise hides an entry, or what is
+    suspicious could not be narrowed down.
+    """
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
@@ -47,49 +55,56 @@ def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: T
     along = random_signs(probes.cotangents.shape[0], problem.inputs.size, generator)
     step = problem.step(tol.eps)
     numeric, noise = _differences(problem, probes.cotangents, along * step)
+    smallest = tol.atol * step.min()
+    if not noise <= smallest:
+        # Too coarse to show one entry: slopes with an error bound instead of one difference.
+        step = problem.step(1.0)
+        numeric, noise = _slopes(problem, probes.cotangents, along)
+        smallest = tol.atol * step.min()
+        if not noise <= _COARSE * smallest:
+            return replace(verdict, outcome=Outcome.INCONCLUSIVE)
     error = (probes.pulled @ (along * step).T - numeric).abs()
-    suspicious = ~(error <= noise + tol.atol * step.min())
+    suspicious = (~(error <= noise + smallest)).nonzero()[:_LOCATED].tolist()
     judged: list[tuple[Outcome, Mismatch]] = []
-    for which, _ in suspicious.nonzero()[:_LOCATED].tolist():
-        row, column = _narrow(problem, reverse, probes.cotangents[which], probes.pulled[which])
-        value = _entry(problem, reverse, row, column)
-        outcome, mismatch = judge(
-            problem, value, slopes_along(problem, unit(problem.inputs.size, column)), row, column, tol
+    for which, direction in suspicious:
+        row, column = _narrow(
+            problem, reverse, probes.cotangents[which], probes.pulled[which], along[direction]
         )
+        value = _entry(problem, reverse, row, column)
+        slopes = slopes_along(problem, unit(problem.inputs.size, column))
+        outcome, mismatch = judge(problem, value, slopes, row, column, tol)
         if outcome is not Outcome.PASSED and all(mismatch.entry != known.entry for _, known in judged):
             judged.append((outcome, mismatch))
-    found = verdict_of(judged)
-    if found.outcome is Outcome.PASSED and suspicious.any():
+    if suspicious and not judged:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    return found if judged else verdict
+    return verdict_of(judged) if judged else verdict
 
 
 def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Tolerance) -> Verdict:
-    """Compare pushes along random signs with differences, every output by itself."""
+    """Compare pushes along random signs with slopes, every output by itself.
+
+    INCONCLUSIVE without a mismatch means that what is suspicious could not be narrowed down.
+    """
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
     generator = torch.Generator().manual_seed(tol.seed + 2)
-    signs = random_signs(count, problem.inputs.size, generator)
     scale = problem.step(1.0)
-    along = signs * scale
-    pushed = problem.outputs.stack_to_coords(forward.apply_batch(problem.inputs.from_coords(along)))
-    judged: list[tuple[Outcome, Mismatch]] = []
-    for direction, image in zip(along, pushed, strict=True):
-        slope = slopes_along(problem, direction / scale).families[0]
+    for signs in random_signs(count, problem.inputs.size, generator):
+        image = _push(problem, forward, signs * scale)
+        slope = slopes_along(problem, signs).families[0]
         error = (image - slope.value).abs()
-        bad = ~(error <= slope.bound.nan_to_num(0.0) + tol.atol + 1e-6 * slope.value.abs())
-        if not bad.any():
+        if (error <= slope.bound.nan_to_num(0.0) + tol.atol + 1e-6 * slope.value.abs()).all():
             continue
         row = int(error.nan_to_num(torch.inf).argmax())
-        column = _narrow_push(problem, forward, row)
-        value = float(_push_unit(problem, forward, column)[row])
+        column = _narrow_push(problem, forward, row, signs)
+        value = float(_push(problem, forward, unit(problem.inputs.size, column))[row])
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)
         if outcome is not Outcome.PASSED:
-            judged.append((outcome, mismatch))
-            break
-    return verdict_of(judged) if judged else verdict
+            return verdict_of([(outcome, mismatch)])
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE)
+    return verdict
 
 
 def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +121,13 @@ def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[T
     return numeric, 4 * truncation + rounding
 
 
+def _slopes(problem: Problem, cotangents: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """v^T J u for every v and u, in units of the scale of each coordinate, with a bound for all."""
+    families = [slopes_along(problem, direction).families[0] for direction in along]
+    numeric = torch.stack([cotangents @ family.value for family in families], dim=1)
+    return numeric, 4 * torch.stack([family.bound.norm() for family in families]).max()
+
+
 def _pull(problem: Problem, reverse: ReverseMap, cotangent: Tensor) -> Tensor:
     pulled = reverse.apply(problem.outputs.from_coords(cotangent))
     return problem.inputs.to_coords([tensor.detach() for tensor in pulled]).to(torch.float64)
@@ -115,9 +137,11 @@ def _entry(problem: Problem, reverse: ReverseMap, row: int, column: int) -> floa
     return float(_pull(problem, reverse, unit(problem.outputs.size, row))[column])
 
 
-def _narrow(problem: Problem, reverse: ReverseMap, cotangent: Tensor, pulled: Tensor) -> tuple[int, int]:
+def _narrow(
+    problem: Problem, reverse: ReverseMap, cotangent: Tensor, pulled: Tensor, signs: Tensor
+) -> tuple[int, int]:
     """The entry behind a suspicious probe: the column by halving u, then the row by halving v."""
-    column = bisect(problem, torch.arange(problem.inputs.size), pulled, cotangent)
+    column = bisect(problem, torch.arange(problem.inputs.size), pulled, cotangent, signs)
     slope = slopes_along(problem, unit(problem.inputs.size, column)).families[0]
     rows = torch.arange(problem.outputs.size)
     while rows.numel() > 1:
@@ -133,12 +157,12 @@ def _narrow(problem: Problem, reverse: ReverseMap, cotangent: Tensor, pulled: Te
     return int(rows[0]), column
 
 
-def _push_unit(problem: Problem, forward: ForwardMap, column: int) -> Tensor:
-    pushed = forward.apply(problem.inputs.from_coords(unit(problem.inputs.size, column)))
+def _push(problem: Problem, forward: ForwardMap, direction: Tensor) -> Tensor:
+    pushed = forward.apply(problem.inputs.from_coords(direction))
     return problem.outputs.to_coords([tensor.detach() for tensor in pushed]).to(torch.float64)
 
 
-def _narrow_push(problem: Problem, forward: ForwardMap, row: int) -> int:
+def _narrow_push(problem: Problem, forward: ForwardMap, row: int, signs: Tensor) -> int:
     """The column in which forward mode is the most wrong for this row."""
     members = torch.arange(problem.inputs.size)
     while members.numel() > 1:
@@ -147,10 +171,9 @@ def _narrow_push(problem: Problem, forward: ForwardMap, row: int) -> int:
         residuals = []
         for part in parts:
             direction = torch.zeros(problem.inputs.size, dtype=torch.float64)
-            direction[part] = 1.0
+            direction[part] = signs[part]
             slope = slopes_along(problem, direction).families[0]
-            pushed = forward.apply(problem.inputs.from_coords(direction * slope.scale))
-            image = problem.outputs.to_coords([t.detach() for t in pushed]).to(torch.float64)
+            image = _push(problem, forward, direction * slope.scale)
             residuals.append(float((image[row] - slope.value[row]).abs().nan_to_num(torch.inf)))
         members = parts[0] if residuals[0] >= residuals[1] else parts[1]
     return int(members[0])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +40,13 @@ class Tolerance:
     seed: int = 0
 
 
+class HasLargest(Protocol):
+    """A derivative that knows its largest entry."""
+
+    def largest(self) -> float:
+        """The largest entry, without its sign."""
+
+
 def is_differentiable(leaf: Any) -> bool:
     """Whether a leaf is a tensor that a derivative can be taken of."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
@@ -56,6 +63,7 @@ class Problem:
         self.evaluations = 0
         self.raised: BaseException | None = None
         self._batchable = True
+        self._batch_checked = False
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
         self._most, self._seed = max_entries, seed
@@ -80,7 +88,13 @@ class Problem:
             self._lift()
 
     def _variable(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().clone().requires_grad_()
+        copy = tensor.detach().clone()
+        if tensor.layout is torch.strided and copy.stride() != tensor.stride():
+            # A backward may be wrong for just these strides.
+            copy = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor.detach())
+        return copy.requires_grad_()
 
     def _take(self, returned: Any) -> None:
         leaves, self.spec = flatten(returned)
@@ -109,7 +123,7 @@ class Problem:
         """How a person would write each input."""
         return self.arguments.paths(self.caller.function)
 
-    @property
+    @cached_property
     def low_precision(self) -> bool:
         """Whether some input or output has fewer digits than a difference needs."""
         return self._eps(self.inputs) > _DOUBLE or self._eps(self.outputs) > _DOUBLE
@@ -151,13 +165,14 @@ class Problem:
             self._point_others = others
             self._lifted = True
 
-    def tolerance(self, tol: Tolerance, largest: float) -> Tolerance:
+    def tolerance(self, tol: Tolerance, derivative: HasLargest) -> Tolerance:
         """The tolerance, widened by the rounding of a derivative in low precision."""
         if not self.low_precision:
             return tol
         rounding = self.derivative_rounding
         step = tol.eps if self._lifted else max(tol.eps, rounding ** (1 / 3))
-        return replace(tol, eps=step, atol=tol.atol + (32 * rounding * largest if self._lifted else 0.0))
+        slack = 32 * rounding * derivative.largest() if self._lifted else 0.0
+        return replace(tol, eps=step, atol=tol.atol + slack)
 
     def again(self) -> Tensor:
         """The outputs of another run at the same point."""
@@ -218,7 +233,7 @@ class Problem:
             if batch and self._batchable and points.shape[0] > 1:
                 try:
                     with _quiet():
-                        return self._batched_values(points)
+                        return self._checked_batch(points)
                 except Exception:  # whatever it was, the loop below either works or raises it again
                     self._batchable = False
             chart, others = self._point_chart, self._point_others
@@ -226,7 +241,11 @@ class Problem:
 
     def step(self, eps: float) -> Tensor:
         """A step for each coordinate, in proportion to its size where that is more than one."""
-        return eps * self.point.abs().clamp(min=1.0).nan_to_num(1.0, 1.0, 1.0)
+        return eps * self._scale
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return self.point.abs().clamp(min=1.0).nan_to_num(1.0, 1.0, 1.0)
 
     def differences(self, moves: Tensor) -> Tensor:
         """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""
@@ -236,6 +255,19 @@ class Problem:
     def block_size(self) -> int:
         """How many points are evaluated at once."""
         return max(1, _BATCH_NUMBERS // max(1, self.inputs.size + self.outputs.size))
+
+    def _checked_batch(self, points: Tensor) -> Tensor:
+        """A batch of evaluations, the first of which must give the known outputs at the known point."""
+        if self._batch_checked:
+            return self._batched_values(points)
+        values = self._batched_values(torch.cat([points, self.point[None]]))
+        known = self.outputs.to_coords([t.detach() for t in self.graph_outputs]).to(torch.float64)
+        slack = self.derivative_rounding**0.5
+        same = (values[-1] - known).abs() <= slack * (1 + known.abs())
+        if not (same | (values[-1] == known) | (values[-1].isnan() & known.isnan())).all():
+            raise RuntimeError("the batch gives other values than a single run: a batching rule is wrong")
+        self._batch_checked = True
+        return values[:-1]
 
     def _batched_values(self, points: Tensor) -> Tensor:
         size = self.block_size()

@@ -1,0 +1,484 @@
+"""The verdicts of torch's checker: the same on a table of calls, and a table of where and why not."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import covector
+
+DOUBLE, COMPLEX = torch.float64, torch.complex128
+
+
+def random(*shape, dtype=DOUBLE):
+    return torch.randn(*shape, dtype=dtype).requires_grad_()
+
+
+def leaf(*values):
+    return torch.tensor(values, dtype=DOUBLE, requires_grad=True)
+
+
+class Square(torch.autograd.Function):
+    """x * x, with every rule that torch can ask for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return None if g is None else 2 * ctx.saved_tensors[0] * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] * t
+
+
+class WrongForward(Square):
+    """Reverse mode right, forward mode wrong."""
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * ctx.saved_tensors[0] * t
+
+
+class WrongSecond(Square):
+    """The first derivative right, the second lost."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0].detach() * g
+
+
+class WrongByTen(Square):
+    """Every entry ten percent off."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2.2 * ctx.saved_tensors[0] * g
+
+
+class IgnoresCotangent(Square):
+    """The gradient of the sum, whatever is asked for."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0]
+
+
+class Noisy(torch.autograd.Function):
+    """A backward that differs a little each time."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.set_materialize_grads(False)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        if g is None:
+            return None
+        Noisy.runs += 1
+        return 2 * ctx.saved_tensors[0] * g * (1 + 1e-8 * (Noisy.runs % 7))
+
+
+class Undefined(torch.autograd.Function):
+    """Two outputs; crashes when both cotangents are undefined."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        if g is None and h is None:
+            raise RuntimeError("no cotangent")
+        return (0 if g is None else g * 2) + (0 if h is None else h * 3)
+
+
+class NoVmap(torch.autograd.Function):
+    """Right, but its backward cannot be batched."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2 if g.sum().item() < torch.inf else g
+
+
+wide = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+matrices = (random(2, 3), random(3, 2))
+parameter = random(3)
+
+# name: verb, function, inputs, keywords, torch's verdict.
+AGREED = {
+    "sin": ("gradcheck", torch.sin, random(3), {}, True),
+    "sin, all checks": ("gradcheck", torch.sin, (random(3),), wide, True),
+    "sin, all checks, fast": ("gradcheck", torch.sin, (random(3),), {**wide, "fast_mode": True}, True),
+    "mm": ("gradcheck", torch.mm, matrices, {}, True),
+    "mm, all checks": ("gradcheck", torch.mm, matrices, wide, True),
+    "mm, forward only": (
+        "gradcheck",
+        torch.mm,
+        matrices,
+        {"check_forward_ad": True, "check_backward_ad": False},
+        True,
+    ),
+    "mm, no undefined": ("gradcheck", torch.mm, matrices, {"check_undefined_grad": False}, True),
+    "mm, dtypes": ("gradcheck", torch.mm, matrices, {"check_grad_dtypes": True}, True),
+    "list of inputs": ("gradcheck", torch.mm, list(matrices), {}, True),
+    "several outputs": ("gradcheck", lambda x: (x.sin(), x.cumsum(0)), (random(3),), wide, True),
+    "topk with indices": ("gradcheck", lambda x: x.topk(2), (leaf(1.0, 3.0, 2.0),), {}, True),
+    "broadcast": ("gradcheck", torch.add, (random(3, 1), random(1, 2)), wide, True),
+    "complex": (
+        "gradcheck",
+        lambda z: z * z.conj(),
+        (random(3, dtype=COMPLEX),),
+        {"check_forward_ad": True, "check_batched_grad": True},
+        True,
+    ),
+    "captured, forward": (
+        "gradcheck",
+        lambda _: parameter.sin(),
+        (parameter,),
+        {"check_forward_ad": True},
+        None,
+    ),
+    "captured beside given, second order": (
+        "gradgradcheck",
+        lambda x, _: x * parameter**2,
+        (random(3), parameter),
+        {},
+        True,
+    ),
+    "complex to real": (
+        "gradcheck",
+        torch.abs,
+        (random(3, dtype=COMPLEX),),
+        {"check_forward_ad": True},
+        True,
+    ),
+    "real to complex": ("gradcheck", torch.fft.rfft, (random(4),), {"fast_mode": True}, True),
+    "captured": ("gradcheck", lambda _: parameter.sin(), (parameter,), {}, True),
+    "captured, fast": ("gradcheck", lambda _: parameter.sin(), (parameter,), {"fast_mode": True}, True),
+    "softmax": ("gradcheck", lambda x: F.softmax(x, -1), (random(2, 3),), {"atol": 1e-6}, True),
+    "not used": ("gradcheck", lambda x, y: x.sin(), (random(2), random(2)), {}, True),
+    "constant": ("gradcheck", lambda x: torch.ones(2, dtype=DOUBLE), (random(2),), {}, True),
+    "integers": ("gradcheck", lambda x: x.argmax(), (leaf(1.0, 2.0),), {}, True),
+    "empty": ("gradcheck", torch.sin, (random(0),), {}, True),
+    "scalar": ("gradcheck", torch.sin, (torch.tensor(0.5, dtype=DOUBLE, requires_grad=True),), wide, True),
+    "eps": ("gradcheck", torch.exp, (random(3),), {"eps": 1e-4}, True),
+    "custom, all checks": ("gradcheck", Square.apply, (random(3),), wide, True),
+    "abs at 0": ("gradcheck", torch.abs, (leaf(0.0, 1.0),), {}, True),
+    "undefined not asked for": (
+        "gradcheck",
+        Undefined.apply,
+        (random(3),),
+        {"check_undefined_grad": False},
+        True,
+    ),
+    "noise allowed": ("gradcheck", Noisy.apply, (random(3),), {"nondet_tol": 1e-5}, True),
+    "no vmap, not asked for": ("gradcheck", NoVmap.apply, (random(3),), {}, True),
+    "second order": ("gradgradcheck", torch.mm, matrices, {}, True),
+    "second order, forward": ("gradgradcheck", torch.mm, matrices, {"check_fwd_over_rev": True}, True),
+    "second order, batched": ("gradgradcheck", torch.mm, matrices, {"check_batched_grad": True}, True),
+    "second order, fast": ("gradgradcheck", lambda x: x.sin() * x, (random(3),), {"fast_mode": True}, True),
+    "second order, not contiguous": (
+        "gradgradcheck",
+        lambda x: x.sin() * x,
+        (random(3, 2),),
+        {"gen_non_contig_grad_outputs": True},
+        True,
+    ),
+    "second order, cotangents given": (
+        "gradgradcheck",
+        lambda x: x**3,
+        (random(3),),
+        {"grad_outputs": random(3)},
+        True,
+    ),
+    "second order, cotangents that need no grad": (
+        "gradgradcheck",
+        lambda x: x**3,
+        (random(3),),
+        {"grad_outputs": torch.ones(3, dtype=DOUBLE)},
+        True,
+    ),
+    "second order, several outputs": ("gradgradcheck", lambda x: (x**2, x.sin()), (random(3),), {}, True),
+    "second order, not used": ("gradgradcheck", lambda x, y: x.sin(), (random(2), random(2)), {}, True),
+    "second order, captured": ("gradgradcheck", lambda _: parameter**3, (parameter,), {}, True),
+    "second order, complex": ("gradgradcheck", lambda z: z**3, (random(2, dtype=COMPLEX),), {}, True),
+    "second order, linear": ("gradgradcheck", lambda x: 3 * x, (random(3),), {}, True),
+    "second order, forward only": (
+        "gradgradcheck",
+        torch.sin,
+        (random(3),),
+        {"check_fwd_over_rev": True, "check_rev_over_rev": False, "check_undefined_grad": False},
+        True,
+    ),
+    "first order of a lost second": ("gradcheck", WrongSecond.apply, (random(3),), {}, True),
+    "reverse of a wrong forward": ("gradcheck", WrongForward.apply, (random(3),), {}, True),
+    # Wrong ones.
+    "ten percent": ("gradcheck", WrongByTen.apply, (random(3),), {}, False),
+    "ten percent, fast": ("gradcheck", WrongByTen.apply, (random(3),), {"fast_mode": True}, False),
+    "ten percent, allowed": ("gradcheck", WrongByTen.apply, (random(3),), {"rtol": 0.2}, True),
+    "ten percent, forward only": (
+        "gradcheck",
+        WrongByTen.apply,
+        (random(3),),
+        {"check_forward_ad": True, "check_backward_ad": False},
+        True,
+    ),
+    "wrong forward": ("gradcheck", WrongForward.apply, (random(3),), {"check_forward_ad": True}, False),
+    "ignores the cotangent": ("gradcheck", IgnoresCotangent.apply, (random(3),), {}, False),
+    "detached": ("gradcheck", lambda x: x.detach() * 2, (random(3),), {}, False),
+    "half detached": ("gradcheck", lambda x: x * x.detach(), (random(3),), {}, False),
+    "relu at 0": ("gradcheck", torch.relu, (leaf(0.0, 1.0),), {}, False),
+    "noise": ("gradcheck", Noisy.apply, (random(3),), {}, False),
+    "undefined": ("gradcheck", Undefined.apply, (random(3),), {}, False),
+    "no vmap": ("gradcheck", NoVmap.apply, (random(3),), {"check_batched_grad": True}, False),
+    "outside the domain": ("gradcheck", torch.log, (leaf(-1.0, 1.0),), {}, None),
+    "lost second": ("gradgradcheck", WrongSecond.apply, (random(3),), {}, False),
+    "lost second, fast": ("gradgradcheck", WrongSecond.apply, (random(3),), {"fast_mode": True}, False),
+    "lost second, forward": (
+        "gradgradcheck",
+        WrongSecond.apply,
+        (random(3),),
+        {"check_fwd_over_rev": True, "check_rev_over_rev": False, "check_undefined_grad": False},
+        False,
+    ),
+    "captured, wrong": ("gradcheck", lambda _: WrongByTen.apply(parameter), (parameter,), {}, False),
+    "captured, lost second": (
+        "gradgradcheck",
+        lambda _: WrongSecond.apply(parameter),
+        (parameter,),
+        {},
+        False,
+    ),
+}
+
+
+def verdict(library, verb, function, inputs, keywords):
+    """True or False, as the library says."""
+    Noisy.runs = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(library, verb)(function, inputs, raise_exception=False, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "inputs", "keywords", "expected"), AGREED.values(), ids=AGREED.keys()
+)
+def test_agrees(verb, function, inputs, keywords, expected):
+    """The same verdict, and the one that is written down."""
+    theirs = verdict(torch.autograd, verb, function, inputs, keywords)
+    assert expected is None or theirs is expected
+    assert verdict(covector, verb, function, inputs, keywords) is theirs
+
+
+def flipped(n):
+    """The square, with the sign of one backward entry flipped."""
+
+    class Flipped(Square):
+        @staticmethod
+        def backward(ctx, g):
+            sign = torch.ones(n, dtype=DOUBLE)
+            sign[n // 2] = -1
+            return 2 * ctx.saved_tensors[0] * g * sign
+
+    return Flipped.apply
+
+
+class Absolute(Square):
+    """|g| in place of g."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g.abs()
+
+
+single = torch.linspace(0.5, 1.5, 4).requires_grad_()
+forward_only = {"check_forward_ad": True, "check_backward_ad": False}
+
+# name: verb, function, inputs, keywords, torch's answer, ours, who is right and why.
+DISAGREED = {
+    "detached beside another, forward": (
+        "gradcheck",
+        lambda x: (x.detach() * 3, x * 2),
+        (random(3),),
+        {"check_forward_ad": True},
+        False,
+        True,
+        "covector: the derivative of a detached output is not claimed, the other is right",
+    ),
+    "integer beside another, forward": (
+        "gradcheck",
+        lambda x: (x.detach().floor(), x * 2),
+        (leaf(0.3, 0.6),),
+        forward_only,
+        False,
+        True,
+        "covector: as above; floor is a constant on both sides of these points",
+    ),
+    "batched forward of a conjugate": (
+        "gradcheck",
+        lambda z: z * z.conj(),
+        (random(3, dtype=COMPLEX),),
+        {"check_forward_ad": True, "check_batched_forward_grad": True},
+        False,
+        True,
+        "covector: torch's batching runs into an assertion of its own about the layout of a tangent",
+    ),
+    "near 1e10": (
+        "gradcheck",
+        torch.log,
+        (leaf(1e10, 2e10),),
+        {"atol": 1e-13},
+        False,
+        True,
+        "covector: the step has to grow with the input",
+    ),
+    "near 1e-7": (
+        "gradcheck",
+        torch.log,
+        (leaf(2e-7, 3e-7),),
+        {},
+        False,
+        True,
+        "covector: the step has to be smaller than the input",
+    ),
+    "float32": ("gradcheck", torch.sin, (single,), {}, False, True, "covector: the gradient is right"),
+    "one sign of 2000, fast": (
+        "gradcheck",
+        flipped(2000),
+        (torch.linspace(-1, 1, 2000, dtype=DOUBLE).requires_grad_(),),
+        {"fast_mode": True},
+        True,
+        False,
+        "covector: an entry is wrong; torch's probes are all positive and its threshold grows with n",
+    ),
+    "|g|": ("gradcheck", Absolute.apply, (random(3),), {}, True, False, "covector: a backward is linear"),
+    "large constant": (
+        "gradcheck",
+        lambda x: 1e8 + x.sin(),
+        (leaf(0.3, 0.6),),
+        {},
+        False,
+        True,
+        "covector: a larger step shows that the gradient is right",
+    ),
+    "steep": (
+        "gradcheck",
+        lambda x: (1e5 * x).sin(),
+        (leaf(0.3, 0.6),),
+        {},
+        False,
+        True,
+        "covector: a smaller step shows that the gradient is right",
+    ),
+}
+
+# name: function, inputs, keywords, the exception that torch raises where covector answers True or False.
+ANSWERED = {
+    "the shape of the output changes": (
+        "gradcheck",
+        lambda x: x.sum().expand(2 if x[0] > 1.0 else 3),
+        (leaf(1.0, 2.0),),
+        {},
+        AssertionError,
+        False,
+        "covector: raise_exception=False asks for an answer",
+    ),
+    "dict output": (
+        "gradcheck",
+        lambda x: {"a": x.sin()},
+        (random(3),),
+        {},
+        AttributeError,
+        True,
+        "covector: trees are welcome",
+    ),
+    "dict input": (
+        "gradcheck",
+        lambda p: p["a"].sin(),
+        ({"a": random(3)},),
+        {},
+        ValueError,
+        True,
+        "covector: trees are welcome",
+    ),
+    "None beside an output": (
+        "gradcheck",
+        lambda x: (x.sin(), None),
+        (random(3),),
+        {},
+        AttributeError,
+        True,
+        "covector: trees are welcome",
+    ),
+    "no jvp": (
+        "gradcheck",
+        Noisy.apply,
+        (random(3),),
+        {"check_forward_ad": True, "nondet_tol": 1e-4},
+        NotImplementedError,
+        False,
+        "covector: what cannot be checked is not proved right, and the other checks are reported beside it",
+    ),
+    "forward over reverse only, undefined by default": (
+        "gradgradcheck",
+        torch.sin,
+        (random(3),),
+        {"check_fwd_over_rev": True, "check_rev_over_rev": False},
+        AssertionError,
+        True,
+        "covector: a keyword that was not given cannot exclude another",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "inputs", "keywords", "theirs", "ours", "why"),
+    DISAGREED.values(),
+    ids=DISAGREED.keys(),
+)
+def test_disagrees(verb, function, inputs, keywords, theirs, ours, why):
+    """Each answer is the one that is written down, so that a change on either side is noticed."""
+    assert verdict(torch.autograd, verb, function, inputs, keywords) is theirs
+    assert verdict(covector, verb, function, inputs, keywords) is ours
+    assert why.startswith(("covector", "torch", "both"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "inputs", "keywords", "theirs", "ours", "why"),
+    ANSWERED.values(),
+    ids=ANSWERED.keys(),
+)
+def test_answers_where_torch_raises(verb, function, inputs, keywords, theirs, ours, why):
+    """There torch raises, raise_exception=False notwithstanding; covector answers."""
+    with pytest.raises(theirs):
+        verdict(torch.autograd, verb, function, inputs, keywords)
+    assert verdict(covector, verb, function, inputs, keywords) is ours
+    assert why.startswith("covector")
+
+
+@pytest.mark.parametrize("start", range(7))
+def test_noise_that_is_allowed_is_allowed_by_every_check(start, monkeypatch):
+    """Wherever the noise begins: nondet_tol holds for linearity and undefined cotangents as well."""
+    for library in (torch.autograd, covector):
+        monkeypatch.setattr(Noisy, "runs", start)
+        assert library.gradcheck(Noisy.apply, (leaf(0.5, -1.5, 1.0),), nondet_tol=1e-5, raise_exception=False)

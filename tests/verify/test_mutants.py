@@ -1,0 +1,98 @@
+"""Every mutant is rejected by the check that is named for it, and no correct twin is accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import covector
+from covector.errors import GradcheckError
+from covector.verify.report import Finding, Outcome, Report
+from mutants import MUTANTS, Mutant
+
+SEEDS = range(3)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torch")
+
+each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+both_modes = pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+first_order = pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.order == 1], ids=lambda m: m.name)
+second_order = pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.order == 2], ids=lambda m: m.name)
+
+
+def verdict(mutant: Mutant, function: Callable[..., Any], seed: int, **keywords: Any) -> bool:
+    """What the door for the mutant's order says."""
+    door = covector.gradcheck if mutant.order == 1 else covector.gradgradcheck
+    return door(function, mutant.draw(seed), **mutant.keywords, seed=seed, **keywords)
+
+
+def rejection(mutant: Mutant, fast: bool, seed: int = 0) -> Report:
+    """The report with which the mutant is rejected."""
+    with pytest.raises(GradcheckError) as caught:
+        verdict(mutant, mutant.wrong, seed, fast_mode=fast)
+    return caught.value.report
+
+
+def accusation(mutant: Mutant, report: Report) -> Finding:
+    """The finding of the check that the mutant is named for, which has to have failed."""
+    failed = {f.check: f for f in report.findings if f.outcome is Outcome.FAILED}
+    assert mutant.caught_by in failed, str(report)
+    return failed[mutant.caught_by]
+
+
+def modes(mutant: Mutant) -> list[bool]:
+    """The modes that are to catch it."""
+    return [False, True] if mutant.fast else [False]
+
+
+@each_mutant
+def test_a_wrong_derivative_is_rejected_by_its_check_which_names_the_entry(mutant):
+    for fast in modes(mutant):
+        for seed in SEEDS[:2] if fast else SEEDS[:1]:
+            report = rejection(mutant, fast, seed)
+            assert report.outcome is Outcome.FAILED
+            found = accusation(mutant, report)
+            if mutant.entry:
+                worst = found.mismatches[0].entry
+                assert mutant.entry in worst.input, str(worst)
+
+
+@each_mutant
+def test_a_wrong_derivative_is_false_without_an_exception(mutant):
+    for fast in modes(mutant):
+        assert verdict(mutant, mutant.wrong, 0, fast_mode=fast, raise_exception=False) is False
+
+
+@first_order
+def test_the_report_of_check_is_that_of_the_exception(mutant):
+    for fast in modes(mutant):
+        report = covector.check(mutant.wrong, mutant.draw(), **mutant.keywords, fast_mode=fast)
+        assert not report
+        assert report.outcome is Outcome.FAILED
+        accusation(mutant, report)
+
+
+@both_modes
+@each_mutant
+def test_a_correct_twin_is_accepted(mutant, fast):
+    for seed in SEEDS if fast else SEEDS[:1]:
+        assert verdict(mutant, mutant.correct, seed, fast_mode=fast)
+
+
+@second_order
+def test_only_the_second_derivative_is_wrong(mutant):
+    assert covector.gradcheck(mutant.wrong, mutant.draw())
+
+
+def test_names_are_unique():
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names) >= 45
+
+
+def test_a_wrong_batch_rule_alone_is_no_wrong_derivative():
+    for mutant in MUTANTS:
+        if mutant.caught_by == "batched gradients":
+            for fast in (False, True):
+                assert covector.gradcheck(mutant.wrong, mutant.draw(), fast_mode=fast)
