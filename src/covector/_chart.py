@@ -19,6 +19,11 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real()
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor in strided layout."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 class Place(NamedTuple):
     """Where one tensor sits in a chart: its shape, and its range of coordinates."""
 
@@ -36,8 +41,7 @@ class Place(NamedTuple):
 
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, still in its own shape."""
-        if tensor.layout is not torch.strided:
-            tensor = tensor.to_dense()
+        tensor = dense(tensor)
         if self.dtype.is_complex:
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
         return tensor

@@ -132,3 +132,15 @@ def any_leads_to(tensors: Sequence[Tensor], leaves: set[int], inner: set[Any]) -
 def undefined(output: Tensor) -> Any:
     """The output, made so that its cotangent reaches the graph as undefined, whatever is passed."""
     return torch._C._functions.UndefinedGrad()(output)
+
+
+def coarsest_dtype_eps(tensors: Sequence[Tensor]) -> float:
+    """The largest rounding error of any floating-point tensor that the graph behind these went through."""
+    eps = 0.0
+    for tensor in tensors:
+        for node in nodes(tensor) if tensor.grad_fn is not None else ():
+            for metadata in getattr(node, "_input_metadata", ()):
+                dtype = metadata.dtype
+                if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+                    eps = max(eps, torch.finfo(dtype).eps)
+    return eps

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import Module
 
 from covector._chart import Sampled
 from covector._engine import graph, reverse
+from covector._engine.levels import EagerTensors
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
 from covector.errors import (
     ArgumentTypeError,
@@ -211,12 +213,14 @@ def gradgradcheck(
     caller = _caller("gradgradcheck", func)
     _checked("gradgradcheck", options)
     given = _as_tuple(inputs)
-    first = Problem(caller, _arguments(caller, given))
-    cotangents = _as_tuple(grad_outputs)
-    if grad_outputs is None:
-        cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
-    backward = Caller("gradgradcheck", _backward(first, len(given)))
-    report = _report(backward, _arguments(backward, (*given, *cotangents)), options, name=str(caller))
+    with unchanged(func):
+        first = Problem(caller, _arguments(caller, given))
+        cotangents = _as_tuple(grad_outputs)
+        if grad_outputs is None:
+            cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
+        backward = Caller("gradgradcheck", _backward(first, len(given)))
+        arguments = _arguments(backward, (*given, *cotangents))
+        report = _report(backward, arguments, options, name=str(caller), in_place=first.closes_over)
     return _answer(report, raise_exception)
 
 
@@ -271,8 +275,9 @@ def _arguments(
         arguments.select(arguments.slots, single=False).only(_requires_grad)
     if not arguments.chosen:
         raise ArgumentValueError(
-            f"{caller}: no input requires grad, so there is nothing to check. Call .requires_grad_() on the "
-            "tensors to differentiate by; they have to be floating-point or complex."
+            f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
+            "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
+            "complex."
         )
     for position, tensor in enumerate(arguments.primals()):
         if tensor.layout is torch.strided and any(
@@ -295,17 +300,42 @@ def _module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> 
     return Caller("check", function), arguments
 
 
+def _kinds(caller: Caller, arguments: Arguments) -> str:
+    """Each leaf of a call, and what it is."""
+    arguments.select(arguments.slots, single=False)
+    kinds = [
+        f"{leaf.dtype} without grad" if isinstance(leaf, Tensor) else type(leaf).__name__
+        for leaf in arguments.leaves
+    ]
+    named = zip(arguments.paths(caller.function), kinds, strict=True)
+    return "; ".join(f"{name} is {kind}" for name, kind in named) or "there are none"
+
+
+@contextmanager
+def unchanged(function: Callable[..., Any]) -> Iterator[None]:
+    """The random state, the inference mode and a module's buffers are as before, whatever happens."""
+    state = torch.get_rng_state()
+    buffers = [(b, b.detach().clone()) for b in function.buffers()] if isinstance(function, Module) else []
+    try:
+        with EagerTensors():
+            yield
+    finally:
+        torch.set_rng_state(state)
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
+
+
 def _report(
     caller: Caller,
     arguments: Arguments,
     options: Options,
     name: str = "",
     max_entries: int | None = None,
+    in_place: bool = False,
 ) -> Report:
     started = time.perf_counter()
-    state = torch.get_rng_state()
-    try:
-        problem = Problem(caller, arguments, max_entries, options.tol.seed)
+    with unchanged(caller.function):
+        problem = Problem(caller, arguments, max_entries, options.tol.seed, in_place=in_place)
         if problem.coarse:
             warn(
                 f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
@@ -314,8 +344,6 @@ def _report(
             )
         derivatives = Derivatives(problem, options)
         findings = run_checks(derivatives)
-    finally:
-        torch.set_rng_state(state)
     verb, function = caller.verb, name or str(caller)[len(caller.verb) + 1 : -1]
     if name:
         function = name[len(verb) + 1 : -1]
@@ -370,11 +398,14 @@ def _backward(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...]]
 
     def pull_in_place(*args: Any) -> tuple[Tensor, ...]:
         leaves = flatten(args[:count])[0]
-        variables = [leaves[i] for i in chosen]
+        variables = [leaves[i] if leaves[i].requires_grad else leaves[i].requires_grad_() for i in chosen]
         with torch.enable_grad():
             outputs = run(leaves).outputs
             pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)
-        return tuple(value for value in pulled if value is not None)
+        return tuple(
+            torch.zeros_like(variable) if value is None else value
+            for variable, value in zip(variables, pulled, strict=True)
+        )
 
     return pull_in_place if problem.closes_over else pull
 

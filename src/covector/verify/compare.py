@@ -23,6 +23,12 @@ from covector.verify.slopes import Slopes, slopes_along
 _AGAIN = 32
 _NAMED = 8
 
+_OUTSIDE = "outside the domain"
+_NOT_FINITE = "the analytic value is not finite"
+
+# How many columns that the pattern lacks are tried for one cell.
+_ROUNDS = 4
+
 # The relative tolerance of a cell in which several columns meet.
 _SHARED_RTOL = 1e-7
 
@@ -114,6 +120,8 @@ def _second_look(
         for colour, slope in zip(batch.tolist(), slopes, strict=True):
             rows = suspects.row[suspects.colour == colour]
             bad = rows[~_settled(analytic, groups, colour, slope, tol)[rows]]
+            if bad.numel() > _NAMED and groups.count < groups.colour.numel():
+                bad = bad[~_explained(problem, analytic, groups, colour, slope, tol)[bad]]
             resolved += rows.numel() - bad.numel()
             remaining += [(colour, row) for row in bad.tolist()]
         if remaining:
@@ -144,6 +152,35 @@ def _slopes_of(problem: Problem, groups: Groups, colour: int) -> Slopes:
     direction = torch.zeros(groups.colour.numel(), dtype=torch.float64)
     direction[members] = groups.weight[members]
     return slopes_along(problem, direction)
+
+
+def _explained(
+    problem: Problem, analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol: Tolerance
+) -> Tensor:
+    """Which rows are off by an error of their own entry that the entry rule allows.
+
+    With other weights on the columns, the error of the entry itself scales with its weight; that of an
+    entry which the pattern lacks does not.
+    """
+    other = Groups(groups.colour, groups.weight.flip(0).sign() * (1.5 - groups.weight.abs()), groups.count)
+    again = _slopes_of(problem, other, colour)
+    weight = torch.ones(analytic.shape[0], dtype=torch.float64)
+    weight_again = weight.clone()
+    mine = groups.colour[analytic.columns] == colour
+    rows, columns = analytic.rows[mine], analytic.columns[mine]
+    explained = torch.zeros(analytic.shape[0], dtype=torch.bool)
+    for first, second in zip(slopes.families, again.families, strict=False):
+        weight[rows] = (groups.weight * first.scale)[columns]
+        weight_again[rows] = (other.weight * second.scale)[columns]
+        off = first.value - analytic.along(groups.weight * first.scale, groups.colour, colour, colour + 1)[0]
+        off_again = (
+            second.value - analytic.along(other.weight * second.scale, groups.colour, colour, colour + 1)[0]
+        )
+        error, error_again = off / weight, off_again / weight_again
+        value = (first.value / weight).abs()
+        same = (error - error_again).abs() <= tol.atol + _SHARED_RTOL * value + (first.bound / weight).abs()
+        explained |= same & (error.abs() <= tol.atol + tol.rtol * value)
+    return explained
 
 
 def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol: Tolerance) -> Tensor:
@@ -180,7 +217,7 @@ def _name(
             if outcome is not Outcome.PASSED:
                 judged.append((outcome, mismatch))
                 break
-        if len(judged) == _NAMED or len(seen) >= 4 * _NAMED:
+        if len(judged) == _NAMED:
             break
     return verdict_of(judged)
 
@@ -190,16 +227,26 @@ def _candidates(
 ) -> Iterator[int]:
     """The columns that can be behind a wrong cell: the one of the pattern first, then one it lacks."""
     yield from known.tolist()
-    if members.numel() > known.numel():
+    for _ in range(_ROUNDS if members.numel() > known.numel() else 0):
         expected = torch.zeros(problem.inputs.size, dtype=torch.float64)
         expected[known] = torch.tensor([analytic.entry(row, j) for j in known.tolist()], dtype=torch.float64)
-        yield bisect(problem, members, expected, unit(problem.outputs.size, row))
+        column = bisect(problem, members, expected, unit(problem.outputs.size, row))
+        yield column
+        members = members[members != column]
+        if members.numel() == 0:
+            return
 
 
 def verdict_of(judged: list[tuple[Outcome, Mismatch]]) -> Verdict:
     """The worst outcome, with the entries that have it."""
     if not judged:
         return Verdict(Outcome.PASSED)
+    if any(mismatch.note.startswith(_OUTSIDE) for _, mismatch in judged):
+        # Zero times infinity: next to such an entry a derivative of NaN is no mistake of its own.
+        judged = [
+            (Outcome.INCONCLUSIVE if mismatch.note == _NOT_FINITE else outcome, mismatch)
+            for outcome, mismatch in judged
+        ]
     worst = Outcome.FAILED if any(o is Outcome.FAILED for o, _ in judged) else Outcome.INCONCLUSIVE
     named = tuple(mismatch for outcome, mismatch in judged if outcome is worst)
     return Verdict(worst, named, len(named))
@@ -247,13 +294,14 @@ def judge(
         estimate.bound,
         allowed,
     )
-    if not estimate.finite:
+    finite = abs(analytic) < float("inf")
+    if not estimate.finite or (not finite and slopes.undefined()):
         side = "on one side" if estimate.one_sided else "around this point"
-        return Outcome.INCONCLUSIVE, replace(mismatch, note=f"outside the domain {side}")
+        return Outcome.INCONCLUSIVE, replace(mismatch, note=f"{_OUTSIDE} {side}")
     if mismatch.error <= allowed:
         return Outcome.PASSED, mismatch
-    if analytic != analytic or analytic in (float("inf"), float("-inf")):
-        return Outcome.FAILED, replace(mismatch, note="the analytic value is not finite")
+    if not finite:
+        return Outcome.FAILED, replace(mismatch, note=_NOT_FINITE)
     if estimate.kink:
         low, high = sorted((estimate.left, estimate.right))
         slack = allowed + estimate.bound

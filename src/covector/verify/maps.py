@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covector._chart import dense
 from covector._engine import forward, graph
 from covector._linear import LinearMap, missing_forward_rule
 from covector._tree import Evaluation, flatten
@@ -57,9 +58,15 @@ class ReverseMap(_QuietMap):
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J^T v, zeros where the graph leads nowhere."""
+        return self.filled(self.pull(direction))
+
+    def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
+        """Gradients in strided layout, zeros where there is none."""
         return [
-            torch.zeros_like(variable) if value is None else value
-            for variable, value in zip(self.problem.variables, self.pull(direction), strict=True)
+            torch.zeros(variable.shape, dtype=variable.dtype, device=variable.device)
+            if value is None
+            else dense(value)
+            for variable, value in zip(self.problem.variables, pulled, strict=True)
         ]
 
 
@@ -70,6 +77,10 @@ class ForwardMap(_QuietMap):
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J u, zeros where an output has no tangent."""
+        return self.push(range(len(direction)), direction)
+
+    def push(self, chosen: Sequence[int], tangents: list[Tensor]) -> list[Tensor]:
+        """The same with tangents for some of the inputs only."""
         problem = self.problem
 
         def run(leaves: list[Tensor]) -> Evaluation:
@@ -78,13 +89,16 @@ class ForwardMap(_QuietMap):
 
         primals = [variable.detach() for variable in problem.variables]
         try:
-            pushed = forward.push(run, primals, range(len(primals)), direction)
+            pushed = forward.push(run, primals, chosen, tangents)
         except NotImplementedError as error:
             operation = missing_forward_rule(error)
             if operation is None:
                 raise
+            names = graph.functions_without("jvp", problem.graph_outputs)
+            if "custom" in operation and names:
+                operation = ", ".join(names)
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
-        return pushed.filled()
+        return [tangent.detach() for tangent in pushed.filled()]
 
 
 class Matrix(NamedTuple):
@@ -145,7 +159,7 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
     shape = (problem.outputs.size, problem.inputs.size)
     size = chunk_of(problem)
     of_zero = torch.zeros(shape[1], dtype=torch.float64)
-    dense: list[Tensor] = []
+    whole: list[Tensor] = []
     sparse: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, shape[0], size):
         stop = min(start + size, shape[0])
@@ -162,14 +176,14 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
                     f"the Jacobian has {shape[0]} x {shape[1]} entries, most of them not zero; checking "
                     "each would take too much memory. Pass fast_mode=True, or max_entries=."
                 )
-            dense.append(block)
+            whole.append(block)
         sparse.append(entries)
-    matrix = _matrix(shape, dense if len(dense) == len(sparse) else [], sparse)
+    matrix = _matrix(shape, whole if len(whole) == len(sparse) else [], sparse)
     return matrix._replace(of_zero=of_zero)
 
 
 def _matrix(
-    shape: tuple[int, int], dense: list[Tensor], sparse: list[tuple[Tensor, Tensor, Tensor]]
+    shape: tuple[int, int], blocks: list[Tensor], sparse: list[tuple[Tensor, Tensor, Tensor]]
 ) -> Matrix:
     if not sparse:
         none = torch.zeros(0, dtype=torch.int64)
@@ -177,7 +191,7 @@ def _matrix(
     rows, columns, values = (
         sparse[0] if len(sparse) == 1 else [torch.cat(part) for part in zip(*sparse, strict=True)]
     )
-    whole = None if not dense else dense[0] if len(dense) == 1 else torch.cat(dense)
+    whole = None if not blocks else blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     return Matrix(shape, whole, rows, columns, values)
 
 

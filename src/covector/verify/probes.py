@@ -67,9 +67,8 @@ def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: T
     suspicious = (~(error <= noise + smallest)).nonzero()[:_LOCATED].tolist()
     judged: list[tuple[Outcome, Mismatch]] = []
     for which, direction in suspicious:
-        row, column = _narrow(
-            problem, reverse, probes.cotangents[which], probes.pulled[which], along[direction]
-        )
+        cotangent, pulled = probes.cotangents[which], probes.pulled[which]
+        row, column = _narrow(problem, reverse, cotangent, pulled, along[direction])
         value = _entry(problem, reverse, row, column)
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from covector._chart import Chart, Sampled, sampled
+from covector._chart import Chart, Sampled, dense, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._tree import Arguments, flatten, leaf_paths
@@ -40,6 +41,10 @@ class Tolerance:
     seed: int = 0
 
 
+class ShapeChange(Exception):
+    """The shape of an output depends on the values of the inputs."""
+
+
 class HasLargest(Protocol):
     """A derivative that knows its largest entry."""
 
@@ -56,13 +61,20 @@ class Problem:
     """A function of the chosen leaves at a point, with its outputs there."""
 
     def __init__(
-        self, caller: Caller, arguments: Arguments, max_entries: int | None = None, seed: int = 0
+        self,
+        caller: Caller,
+        arguments: Arguments,
+        max_entries: int | None = None,
+        seed: int = 0,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.caller = caller
         self.arguments = arguments
         self.evaluations = 0
         self.raised: BaseException | None = None
-        self._batchable = True
+        self._subclasses = any(type(t) not in (Tensor, Parameter) for t in arguments.primals())
+        self._batchable = not self._subclasses
         self._batch_checked = False
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
@@ -77,7 +89,7 @@ class Problem:
         for index in set(range(len(self._others))) - set(arguments.chosen):
             self._others[index] = _guarded(self._others[index])
         returned = self._record()
-        self.closes_over = self._reaches(self.originals, returned)
+        self.closes_over = in_place or self._reaches(self.originals, returned) or self._moves(returned)
         if self.closes_over:
             self.variables = self.originals
             self._others = list(arguments.leaves)
@@ -109,7 +121,7 @@ class Problem:
     @property
     def rounding(self) -> float:
         """The rounding error of differenced outputs, relative to their size."""
-        return _DOUBLE if self._lifted else self._eps(self.inputs, self.outputs)
+        return _DOUBLE if self._lifted else self.derivative_rounding
 
     @cached_property
     def output_names(self) -> list[str]:
@@ -128,10 +140,10 @@ class Problem:
         """Whether some input or output has fewer digits than a difference needs."""
         return self._eps(self.inputs) > _DOUBLE or self._eps(self.outputs) > _DOUBLE
 
-    @property
+    @cached_property
     def derivative_rounding(self) -> float:
-        """The rounding error of a derivative, relative to its size."""
-        return self._eps(self.inputs, self.outputs)
+        """The rounding error of a derivative, relative to its size: also that of a cast on the way."""
+        return max(self._eps(self.inputs, self.outputs), graph.coarsest_dtype_eps(self.graph_outputs))
 
     @property
     def coarse(self) -> list[str]:
@@ -148,11 +160,11 @@ class Problem:
 
     def _lift(self) -> None:
         """Difference in double precision, if the function takes it and answers in it."""
-        others = [_double(leaf) for leaf in self._others]
-        primals = [_double(variable.detach()) for variable in self.variables]
         if self.closes_over:
             return
         try:
+            others = [_double(leaf) for leaf in self._others]
+            primals = [_double(variable.detach()) for variable in self.variables]
             with torch.no_grad():
                 leaves, _ = flatten(self.call(primals, others))
             kept = [leaves[i] for i in self.kept]
@@ -208,6 +220,26 @@ class Problem:
         outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf) and leaf.requires_grad]
         return graph.any_leads_to(outputs, leaves, nodes)
 
+    def _moves(self, returned: Any) -> bool:
+        """Whether a function that does not use a stand-in depends on the caller's tensor instead."""
+        leaves = flatten(returned)[0]
+        outputs = [leaf for leaf in leaves if is_differentiable(leaf)]
+        recorded = [output for output in outputs if output.requires_grad]
+        if not self._captures() and all(
+            graph.any_leads_to(recorded, {id(variable)}, set()) for variable in self.variables
+        ):
+            return False
+        away = [tensor.detach() + 1 for tensor in self.originals]
+        with torch.no_grad(), shifted(self.originals, away):
+            moved = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
+        return not all(map(_same, [t.detach() for t in outputs], [t.detach() for t in moved]))
+
+    def _captures(self) -> bool:
+        """Whether one of the caller's tensors stands in the closure of the function."""
+        cells = getattr(self.caller.function, "__closure__", None) or ()
+        held = {id(cell.cell_contents) for cell in cells if _filled(cell)}
+        return any(id(tensor) in held for tensor in self.originals)
+
     def mutated(self) -> list[str]:
         """The inputs whose stand-ins the function has changed."""
         if self.closes_over:
@@ -219,9 +251,23 @@ class Problem:
 
     def value(self, primals: Sequence[Tensor], others: Sequence[Any] | None = None) -> Tensor:
         """The coordinates of the outputs at one point."""
-        leaves, _ = flatten(self.call(primals, others))
-        kept = [leaves[i] for i in self.kept]
+        leaves, _ = flatten(self.call(self._like_originals(primals), others))
+        kept = [leaves[i] for i in self.kept] if len(leaves) > max(self.kept, default=-1) else []
+        if len(kept) < len(self.kept) or any(
+            t.shape != place.shape for t, place in zip(kept, self.outputs.places, strict=True)
+        ):
+            raise ShapeChange(
+                "the function returns other shapes at a nearby point: "
+                f"{[tuple(t.shape) for t in kept]} instead of {[tuple(p.shape) for p in self.outputs.places]}"
+            )
         return self.outputs.to_coords([t.detach() for t in kept]).to(torch.float64)
+
+    def _like_originals(self, primals: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The same tensors, of the classes of the caller's."""
+        if not self._subclasses:
+            return primals
+        pairs = zip(primals, self.originals, strict=True)
+        return [primal.as_subclass(type(original)) for primal, original in pairs]
 
     def values(self, points: Tensor, *, batch: bool = True) -> Tensor:
         """The coordinates of the outputs at many points, a row for each."""
@@ -310,9 +356,16 @@ def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same numbers, NaN included."""
-    if a.layout is not torch.strided:
-        a, b = a.to_dense(), b.to_dense()
+    a, b = dense(a), dense(b)
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _filled(cell: Any) -> bool:
+    """Whether a cell of a closure has been given its value."""
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _guarded(leaf: Any) -> Any:

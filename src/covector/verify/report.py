@@ -67,7 +67,7 @@ class Finding:
         ]
         width = max((len(str(m.entry)) for m in self.mismatches), default=0)
         for m in self.mismatches:
-            relation = ">" if m.error > m.allowed else "<="
+            relation = "<=" if m.error <= m.allowed else ">"
             lines.append(
                 f"  {m.entry!s:<{width}}   analytic {m.analytic:.6g}   numeric {m.numeric:.6g}"
                 + (f" +- {m.bound:.0e}" if m.bound else "")

@@ -31,6 +31,7 @@ class Family:
     right: Tensor
     kink: Tensor
     some_finite: Tensor
+    defined: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Slopes:
 
     families: tuple[Family, ...]
 
+    def undefined(self) -> bool:
+        """Whether some output is not finite here or on a side of it."""
+        return any(not bool((f.defined & f.value.isfinite()).all()) for f in self.families)
+
     def best(self, row: int, column: int) -> Estimate:
         """The estimate with the smallest bound."""
         estimates = [_estimate(family, row, column) for family in self.families]
@@ -63,7 +68,7 @@ def _estimate(family: Family, row: int, column: int) -> Estimate:
     scale = float(family.scale[column])
     value, bound = float(family.value[row]) / scale, float(family.bound[row]) / scale
     left, right = float(family.left[row]) / scale, float(family.right[row]) / scale
-    finite = abs(value) < float("inf") and bound == bound
+    finite = abs(value) < float("inf") and bound == bound and bool(family.defined[row])
     return Estimate(value, bound, left, right, bool(family.kink[row]), finite, bool(family.some_finite[row]))
 
 
@@ -96,6 +101,7 @@ def _family(problem: Problem, direction: Tensor, scale: Tensor) -> Family:
         right.gather(0, pick)[0],
         _kinks(left, right, best, bound),
         plus.isfinite().any(0) | minus.isfinite().any(0),
+        here.isfinite(),
     )
 
 
