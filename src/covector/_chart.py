@@ -123,17 +123,24 @@ class Chart(NamedTuple):
             for place in self.places
         ]
 
-    def basis(self, start: int, stop: int) -> list[Tensor]:
-        """Directions start..stop of the standard basis, stacked along a new first axis per tensor."""
+    def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Directions start..stop of the standard basis, stacked along a new first axis per tensor.
+
+        With `like`, they are made from those tensors, so that inside a batch they belong to it.
+        """
+        if like is not None:
+            return [self._basis_of(place, start, stop, t) for place, t in zip(self.places, like, strict=True)]
         if len(self.places) == 1 and stop - start == self.size:
             place = self.places[0]
             return [place.from_real(torch.eye(stop, dtype=real_dtype(place.dtype), device=place.device))]
         return [self._basis_of(place, start, stop) for place in self.places]
 
-    def _basis_of(self, place: Place, start: int, stop: int) -> Tensor:
-        block = torch.zeros(
-            (stop - start, place.stop - place.start), dtype=real_dtype(place.dtype), device=place.device
-        )
+    def _basis_of(self, place: Place, start: int, stop: int, like: Tensor | None = None) -> Tensor:
+        shape, dtype = (stop - start, place.stop - place.start), real_dtype(place.dtype)
+        if like is None:
+            block = torch.zeros(shape, dtype=dtype, device=place.device)
+        else:
+            block = like.new_zeros(shape, dtype=dtype)
         first, last = max(start, place.start), min(stop, place.stop)
         if first < last:
             rows = block[first - start : last - start]

@@ -8,7 +8,7 @@ The map remembers the rung it stands on and why it left the ones above.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart, real_dtype
-from covector._engine import forward, reverse
+from covector._engine import forward, levels, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._tree import Arguments, Evaluation
@@ -63,12 +63,19 @@ class LinearMap:
         spans = [slice(start, start + size) for start in range(0, max(count, 1), size)]
         return _joined([self._apply_chunk([stack[span] for stack in stacks], randomness) for span in spans])
 
-    def matrix(self, over: Chart, *, chunk_size: int | None, randomness: str) -> Tensors:
+    def matrix(
+        self,
+        over: Chart,
+        *,
+        chunk_size: int | None,
+        randomness: str,
+        like: Sequence[Tensor] | None = None,
+    ) -> Tensors:
         """The images of the whole basis of `over`, which is made a chunk at a time."""
         size = max(1, over.size if chunk_size is None else chunk_size)
         return _joined(
             [
-                self._apply_chunk(over.basis(start, min(start + size, over.size)), randomness)
+                self._apply_chunk(over.basis(start, min(start + size, over.size), like), randomness)
                 for start in range(0, max(over.size, 1), size)
             ]
         )
@@ -241,7 +248,8 @@ class Pushforward(LinearMap):
             return False
         self._trusted = True
         recording = reverse.record(self._run, self._arguments.leaves, self._arguments.chosen)
-        if not any(recording.outputs[i].requires_grad for i in suspects):
+        reached = [i for i in suspects if recording.outputs[i].requires_grad]
+        if not reached or (not levels.active() and recording.is_flat(reached)):
             return False
         self._go_around("an operation that drops the tangent", nullcontext())
         return True

@@ -376,7 +376,7 @@ DEVIATIONS = (
         pairs(
             "grad/hessian jacrev/hessian vjp/hessian linearize/hessian vmap/hessian "
             "grad/linearize jacrev/linearize vjp/linearize jacfwd/linearize hessian/linearize "
-            "linearize/linearize"
+            "linearize/linearize jvp/linearize"
         ),
         "wrong",
         RIGHT,
@@ -384,7 +384,7 @@ DEVIATIONS = (
     ),
     Deviation(
         ("solve", "log_determinant"),
-        pairs("jacfwd/hessian hessian/hessian"),
+        pairs("jacfwd/hessian hessian/hessian jvp/hessian"),
         "wrong",
         RIGHT,
         "the forward formula solves with the LU factors as if they were constants",
@@ -432,7 +432,8 @@ DEVIATIONS = (
         ("logcumsumexp",),
         pairs(
             "grad/hessian jacrev/hessian vjp/hessian linearize/hessian hessian/grad hessian/jacrev "
-            "hessian/jacfwd hessian/hessian hessian/vjp hessian/linearize"
+            "hessian/jacfwd hessian/hessian hessian/vjp hessian/linearize grad/linearize jacrev/linearize "
+            "vjp/linearize linearize/grad linearize/jacrev linearize/vjp linearize/linearize"
         ),
         "wrong",
         INHERITED,

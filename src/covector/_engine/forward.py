@@ -38,9 +38,19 @@ def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Seque
     """J u: run the function on these leaves, the chosen ones moving along the tangents."""
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
-        if levels.active() or levels.dual_level_open():
+        if levels.active() or levels.dual_level_open() or _recorded((*inner, *tangents)):
             return _push_on_level(run, inner, chosen, tangents)
-        return _push_plain(run, inner, chosen, tangents)
+        pushed = _push_plain(run, list(inner), chosen, tangents)
+        if not _recorded(pushed.tangents):
+            return pushed
+        # The function captures a tensor that requires grad. Forward formulas may work in place on plain
+        # tensors, which reverse mode could not go through; on a level they do not.
+        return _push_on_level(run, inner, chosen, tangents)
+
+
+def _recorded(leaves: Sequence[Any]) -> bool:
+    """Whether reverse mode records what is computed with these."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
 
 def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:

@@ -73,6 +73,10 @@ class PlainScope:
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
+        if levels.dual_level_open():
+            # Backward formulas take short cuts through saved results when nothing is recorded, and
+            # those have no tangents.
+            return True
         if not torch.is_grad_enabled():
             return False
         return self._linked or any(c.requires_grad for c in cotangents) or levels.recording()
@@ -124,7 +128,7 @@ class LevelScope:
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
-        return torch.is_grad_enabled()
+        return torch.is_grad_enabled() or levels.dual_level_open()
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor as the caller may have it, once the level is left."""
@@ -158,6 +162,15 @@ class Recording(NamedTuple):
                 outputs.append(output)
                 along.append(cotangent)
         return _pull(self.scope, outputs, along, self.variables, keep=keep)
+
+    def is_flat(self, which: Sequence[int]) -> bool:
+        """Whether the derivative of these outputs is zero, by the pullback of ones."""
+        ones = [
+            torch.ones_like(out) if i in which else torch.zeros_like(out)
+            for i, out in enumerate(self.evaluation.outputs)
+        ]
+        with torch.no_grad():
+            return not any(bool((value != 0).any()) for value in self.pull(ones))
 
 
 def _pull(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from covector._chart import Chart
+from covector._engine import levels
 from covector._linear import Pullback, Pushforward
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
 from covector.errors import Caller
@@ -69,7 +70,13 @@ def by_columns(caller: Caller, arguments: Arguments, request: Request) -> Any:
     run = runner(caller, arguments, accept_tensors, has_aux=request.has_aux)
     forward = Pushforward(caller, run, arguments)
     inputs = Chart.of(arguments.primals())
-    columns = forward.matrix(inputs, chunk_size=request.chunk_size, randomness=request.randomness)
+    columns = forward.matrix(
+        inputs,
+        chunk_size=request.chunk_size,
+        randomness=request.randomness,
+        # Inside a batch an in-place operation needs tangents that belong to the batch.
+        like=arguments.primals() if levels.active() else None,
+    )
     evaluation = forward.evaluation
     check_real(caller, columns, lambda: output_paths(evaluation))
     return request.answer(_from_columns(columns, inputs, evaluation.spec, arguments), evaluation)
