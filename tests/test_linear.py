@@ -93,5 +93,5 @@ def test_an_error_of_the_function_is_not_taken_for_a_failed_batch():
     def fails(x):
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="^mine$"):
+    with pytest.raises(RuntimeError, match=r"^mine$"):
         linear_map(Pushforward, fails).matrix(Chart.of([x]), chunk_size=None, randomness="error")
