@@ -118,6 +118,9 @@ class Chart(NamedTuple):
 
     def from_coords(self, coordinates: Tensor) -> list[Tensor]:
         """The tensors with these coordinates; leading axes of the vector stay in front of each tensor."""
+        if len(self.places) == 1:
+            place = self.places[0]
+            return [place.from_real(coordinates.to(real_dtype(place.dtype)))]
         return [
             place.from_real(coordinates[..., place.start : place.stop].to(real_dtype(place.dtype)))
             for place in self.places
@@ -130,9 +133,10 @@ class Chart(NamedTuple):
         """
         if like is not None:
             return [self._basis_of(place, start, stop, t) for place, t in zip(self.places, like, strict=True)]
-        if len(self.places) == 1 and stop - start == self.size:
+        if len(self.places) == 1 and start == 0 and stop >= self.size:
             place = self.places[0]
-            return [place.from_real(torch.eye(stop, dtype=real_dtype(place.dtype), device=place.device))]
+            whole = torch.eye(stop, self.size, dtype=real_dtype(place.dtype), device=place.device)
+            return [place.from_real(whole)]
         return [self._basis_of(place, start, stop) for place in self.places]
 
     def _basis_of(self, place: Place, start: int, stop: int, like: Tensor | None = None) -> Tensor:

@@ -108,25 +108,21 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def any_leads_to(tensors: Sequence[Tensor], leaves: set[int], inner: set[Any]) -> bool:
-    """Whether the graph behind some tensor reaches one of these leaves (by id) or nodes."""
-    if any(id(tensor) in leaves for tensor in tensors):
-        return True
+def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
+    """The ids of the leaves behind these tensors (themselves included), and the inner nodes."""
+    leaves = {id(tensor) for tensor in tensors}
     pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set()
+    seen: set[Any] = set()
     while pending:
         node = pending.pop()
         if type(node) is _LeafNode:
-            if id(node.variable) in leaves:
-                return True
-        elif node in inner:
-            return True
+            leaves.add(id(node.variable))
         elif node not in seen:
             seen.add(node)
             for parent, _ in node.next_functions:
                 if parent is not None:
                     pending.append(parent)
-    return False
+    return leaves, seen
 
 
 def undefined(output: Tensor) -> Any:

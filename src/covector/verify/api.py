@@ -26,7 +26,7 @@ from covector.errors import (
 )
 from covector.transforms.module import as_function
 from covector.verify.checks import Derivatives, Options, run_checks
-from covector.verify.problem import Problem, Tolerance, is_differentiable
+from covector.verify.problem import Problem, Tolerance, is_differentiable, quiet
 from covector.verify.report import Outcome, Report
 
 
@@ -343,7 +343,8 @@ def _report(
                 PrecisionWarning,
             )
         derivatives = Derivatives(problem, options)
-        findings = run_checks(derivatives)
+        with quiet():
+            findings = run_checks(derivatives)
     verb, function = caller.verb, name or str(caller)[len(caller.verb) + 1 : -1]
     if name:
         function = name[len(verb) + 1 : -1]
@@ -398,7 +399,7 @@ def _backward(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...]]
 
     def pull_in_place(*args: Any) -> tuple[Tensor, ...]:
         leaves = flatten(args[:count])[0]
-        variables = [leaves[i] if leaves[i].requires_grad else leaves[i].requires_grad_() for i in chosen]
+        variables = [leaves[i] for i in chosen]
         with torch.enable_grad():
             outputs = run(leaves).outputs
             pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covector.verify.directions import Groups, coloured
 from covector.verify.maps import Matrix
-from covector.verify.problem import Problem, Tolerance
+from covector.verify.problem import Problem, Tolerance, within
 from covector.verify.report import Entry, Mismatch, Outcome
 from covector.verify.slopes import Slopes, slopes_along
 
@@ -52,6 +52,9 @@ class Cells:
     row: Tensor
 
 
+_NO_CELLS = Cells(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+
+
 def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     """Compare every entry of the analytic Jacobian with differences of the function."""
     groups = coloured(analytic.rows, analytic.columns, analytic.shape, tol.seed)
@@ -79,6 +82,7 @@ def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:
 def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor, tol: Tolerance) -> Cells:
     """One central difference along each group."""
     smallest, rtol = step.abs(), tol.rtol
+    strictest = tol.atol * float(smallest.min())
     if groups.count < step.numel():
         # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
         rtol = min(tol.rtol, _SHARED_RTOL)
@@ -90,17 +94,18 @@ def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor
         last = min(first + size, groups.count)
         moves = directions(groups, step, first, last)
         numeric = problem.differences(moves)
-        error = (analytic.along(step, groups.colour, first, last) - numeric).abs()
+        expected = analytic.along(step, groups.colour, first, last)
+        if within(expected, numeric, rtol, strictest):
+            continue
+        error = (expected - numeric).abs()
         allowed = tol.atol * smallest[first:last, None] + rtol * numeric.abs()
-        good = error <= allowed
-        if not good.all():
-            bad = ~good
+        bad = ~(error <= allowed)
+        if bad.any():
             colour, row = bad.nonzero().unbind(1)
             ratio = (error / allowed)[colour, row].nan_to_num(torch.inf)
             found.append((colour + first, row, ratio))
     if not found:
-        none = torch.zeros(0, dtype=torch.int64)
-        return Cells(none, none)
+        return _NO_CELLS
     colour, row, ratio = (torch.cat(part) for part in zip(*found, strict=True))
     order = ratio.argsort(descending=True, stable=True)
     return Cells(colour[order], row[order])

@@ -82,6 +82,11 @@ class ForwardMap(_QuietMap):
     def push(self, chosen: Sequence[int], tangents: list[Tensor]) -> list[Tensor]:
         """The same with tangents for some of the inputs only."""
         problem = self.problem
+        if problem.closes_over:
+            raise UnsupportedError(
+                "the function uses tensors from outside in place of its inputs, which forward mode does not "
+                "see; pass them as arguments"
+            )
 
         def run(leaves: list[Tensor]) -> Evaluation:
             outputs, _ = flatten(problem.call(leaves))
@@ -146,7 +151,7 @@ class Matrix(NamedTuple):
 
 def _entries(block: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = block.nonzero().unbind(1)
-    return rows + start, columns, block[rows, columns]
+    return (rows + start if start else rows), columns, block[rows, columns]
 
 
 def chunk_of(problem: Problem) -> int:

@@ -108,15 +108,11 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
 
 def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
     """v^T (f(x + s) - f(x - s)) / 2 for every v and s, and how far off that may be."""
-    count = moves.shape[0]
-    points = [problem.point + moves, problem.point - moves, problem.point + 2 * moves[:1]]
-    points.append(problem.point - 2 * moves[:1])
-    values = problem.values(torch.cat(points))
-    difference = (values[:count] - values[count : 2 * count]) / 2
-    double = (values[2 * count] - values[2 * count + 1]) / 4
+    both = problem.differences(torch.cat([moves, 2 * moves[:1]]))
+    difference, double = both[:-1], both[-1] / 2
     numeric = cotangents @ difference.T
     truncation = (cotangents @ (double - difference[0])).abs().max()
-    rounding = 8 * problem.rounding * values.abs().amax(0).norm()
+    rounding = 8 * problem.rounding * problem.known.abs().nan_to_num(0.0).norm()
     return numeric, 4 * truncation + rounding
 
 
