@@ -12,7 +12,7 @@ from covector.errors import BatchingWarning, ForwardModeWarning, RandomnessError
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
-close = torch.testing.assert_close
+assert_close = torch.testing.assert_close
 
 
 # 1. keyword arguments and argnames
@@ -24,22 +24,22 @@ def spring(x, *, stiffness, rest=0.0):
 
 def test_keyword_arguments():
     """Every transform of a function passes keywords on, tensors and trees among them."""
-    close(covector.grad(spring)(x, stiffness=u, rest=0.1), u * (x - 0.1))
-    close(covector.jacrev(spring)(x, stiffness=u), u * x)
-    close(covector.jacfwd(spring)(x, stiffness=u), u * x)
-    close(covector.hessian(spring)(x, stiffness=u), u.diag())
+    assert_close(covector.grad(spring)(x, stiffness=u, rest=0.1), u * (x - 0.1))
+    assert_close(covector.jacrev(spring)(x, stiffness=u), u * x)
+    assert_close(covector.jacfwd(spring)(x, stiffness=u), u * x)
+    assert_close(covector.hessian(spring)(x, stiffness=u), u.diag())
 
 
 def test_argnames():
     """Differentiation by name: of a keyword, of a positional parameter, of several."""
-    close(covector.grad(spring, argnames="stiffness")(x, stiffness=u), 0.5 * x**2)
-    close(covector.grad(spring, argnames="x")(x, stiffness=u), u * x)
+    assert_close(covector.grad(spring, argnames="stiffness")(x, stiffness=u), 0.5 * x**2)
+    assert_close(covector.grad(spring, argnames="x")(x, stiffness=u), u * x)
     by_k, by_x = covector.jacrev(spring, argnames=("stiffness", "x"))(x, stiffness=u)
-    close((by_k, by_x), (0.5 * x**2, u * x))
+    assert_close((by_k, by_x), (0.5 * x**2, u * x))
     by_x, by_k = covector.jacfwd(spring, argnums=(0,), argnames="stiffness")(x, stiffness=u)
-    close((by_k, by_x), (0.5 * x**2, u * x))
+    assert_close((by_k, by_x), (0.5 * x**2, u * x))
     blocks = covector.hessian(spring, argnames=("x", "stiffness"))(x, stiffness=u)
-    close(blocks, ((u.diag(), x.diag()), (x.diag(), torch.zeros(3, 3).double())))
+    assert_close(blocks, ((u.diag(), x.diag()), (x.diag(), torch.zeros(3, 3).double())))
 
 
 # 2. the same keywords on jacrev, jacfwd and hessian
@@ -58,7 +58,7 @@ def test_chunk_size(transform, chunk_size):
 
     expected = transform(f, argnums=(0, 1))(x, u)
     got = transform(f, argnums=(0, 1), chunk_size=chunk_size)(x, u)
-    close(got, expected)
+    assert_close(got, expected)
 
 
 @each_jacobian
@@ -71,8 +71,8 @@ def test_has_aux(transform, chunk_size):
         return (y * x).sum(), {"y": y, "label": "sine", "count": torch.tensor(3)}
 
     result, aux = transform(f, has_aux=True, chunk_size=chunk_size)(x)
-    close(result, transform(lambda x: f(x)[0])(x))
-    close(aux["y"], x.sin())
+    assert_close(result, transform(lambda x: f(x)[0])(x))
+    assert_close(aux["y"], x.sin())
     assert aux["label"] == "sine"
     assert aux["count"].item() == 3
     assert not aux["y"].requires_grad
@@ -91,7 +91,7 @@ def test_randomness_same(transform, chunk_size):
     noise = torch.rand(3, dtype=x.dtype)
     torch.manual_seed(5)
     result = transform(f, randomness="same", chunk_size=chunk_size)(x)
-    close(result, (2 * noise).diag() if transform is covector.hessian else 2 * noise * x)
+    assert_close(result, (2 * noise).diag() if transform is covector.hessian else 2 * noise * x)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2])
@@ -139,21 +139,21 @@ class LegacyBranch(LegacySine):
 def test_legacy_function():
     """A Function without `setup_context` works wherever plain autograd would do."""
     sine = LegacySine.apply
-    close(covector.grad(lambda x: sine(x).sum())(x), x.cos())
-    close(covector.vjp(sine, x)[1](u)[0], u * x.cos())
-    close(covector.jacrev(sine)(x), x.cos().diag())
-    close(covector.hessian(lambda x: sine(x).sum())(x), (-x.sin()).diag())
-    close(covector.linearize(sine, x)[1](u), u * x.cos())
-    close(covector.grad(lambda x: covector.grad(lambda x: sine(x).sum())(x).sum())(x), -x.sin())
+    assert_close(covector.grad(lambda x: sine(x).sum())(x), x.cos())
+    assert_close(covector.vjp(sine, x)[1](u)[0], u * x.cos())
+    assert_close(covector.jacrev(sine)(x), x.cos().diag())
+    assert_close(covector.hessian(lambda x: sine(x).sum())(x), (-x.sin()).diag())
+    assert_close(covector.linearize(sine, x)[1](u), u * x.cos())
+    assert_close(covector.grad(lambda x: covector.grad(lambda x: sine(x).sum())(x).sum())(x), -x.sin())
 
 
 def test_legacy_function_whose_backward_cannot_be_batched():
     """The rows are then computed in a loop, with one warning that says why."""
     with pytest.warns(BatchingWarning, match=r"jacrev\(apply\): directions are applied one by one.*item"):
-        close(covector.jacrev(LegacyBranch.apply)(x), x.cos().diag())
+        assert_close(covector.jacrev(LegacyBranch.apply)(x), x.cos().diag())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        close(covector.jacrev(LegacyBranch.apply, chunk_size=1)(x), x.cos().diag())
+        assert_close(covector.jacrev(LegacyBranch.apply, chunk_size=1)(x), x.cos().diag())
 
 
 # 4. no forward-mode rule
@@ -172,22 +172,22 @@ def test_attention_forward():
         hessian = torch.func.hessian(lambda q: attention(q).pow(2).sum())(q[..., :2, :])
     name = "_scaled_dot_product_flash_attention_for_cpu"
     with pytest.warns(ForwardModeWarning, match=rf"jvp\(attention\).*{name}") as caught:
-        close(covector.jvp(attention, (q,), (t,)), expected)
+        assert_close(covector.jvp(attention, (q,), (t,)), expected)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     with pytest.warns(ForwardModeWarning, match=rf"jacfwd\(attention\).*{name}") as caught:
-        close(covector.jacfwd(attention)(q), jacobian)
+        assert_close(covector.jacfwd(attention)(q), jacobian)
     assert len(caught) == 1
-    close(covector.linearize(attention, q)[1](t), expected[1])
-    close(covector.hessian(lambda q: attention(q).pow(2).sum())(q[..., :2, :]), hessian)
+    assert_close(covector.linearize(attention, q)[1](t), expected[1])
+    assert_close(covector.hessian(lambda q: attention(q).pow(2).sum())(q[..., :2, :]), hessian)
 
 
 def test_custom_function_without_jvp():
     """A Function that defines no `jvp` is named by its class."""
     with pytest.warns(ForwardModeWarning, match="no forward-mode rule for LegacySine;"):
-        close(covector.jvp(LegacySine.apply, (x,), (u,))[1], u * x.cos())
+        assert_close(covector.jvp(LegacySine.apply, (x,), (u,))[1], u * x.cos())
     with pytest.warns((ForwardModeWarning, BatchingWarning)):
-        close(covector.jacfwd(LegacySine.apply)(x), x.cos().diag())
+        assert_close(covector.jacfwd(LegacySine.apply)(x), x.cos().diag())
 
 
 # 5. linearize
@@ -202,14 +202,14 @@ def test_linearize_runs_the_function_once():
         return {"a": x.sin() if x[0].item() > 0 else x.cos(), "b": (x**2).sum(), "c": torch.ones(2)}
 
     value, jvp_fn = covector.linearize(f, x)
-    close(value["a"], x.sin())
+    assert_close(value["a"], x.sin())
     for _ in range(3):
         pushed = jvp_fn(u)
-        close(pushed["a"], x.cos() * u)
-        close(pushed["b"], (2 * x * u).sum())
-        close(pushed["c"], torch.zeros(2))
+        assert_close(pushed["a"], x.cos() * u)
+        assert_close(pushed["b"], (2 * x * u).sum())
+        assert_close(pushed["c"], torch.zeros(2))
     batch = torch.vmap(jvp_fn)(torch.eye(3, dtype=x.dtype))
-    close(batch["a"], x.cos().diag())
+    assert_close(batch["a"], x.cos().diag())
     assert len(runs) == 1
 
 
@@ -235,7 +235,7 @@ def test_linearize_where_the_pullback_has_no_derivative():
         def jvp(ctx, t):
             return t * ctx.saved_tensors[0].cos()
 
-    close(covector.linearize(OnlyOnce.apply, x)[1](u), u * x.cos())
+    assert_close(covector.linearize(OnlyOnce.apply, x)[1](u), u * x.cos())
 
 
 # 7. modules
@@ -261,7 +261,7 @@ def test_module_as_function():
 
     model(data).pow(2).sum().backward()
     for name, parameter in model.named_parameters():
-        close(gradient[name], parameter.grad)
+        assert_close(gradient[name], parameter.grad)
 
 
 def test_module_subset_of_parameters():
@@ -271,7 +271,7 @@ def test_module_subset_of_parameters():
     fn, params = covector.as_function(model, ["0.bias", "1.w*"])
     assert list(params) == ["0.bias", "1.weight"]
     gradient = covector.grad(lambda p: fn(p, x).sum())(params)
-    close(gradient["0.bias"], model[1].weight[0].detach())
+    assert_close(gradient["0.bias"], model[1].weight[0].detach())
 
 
 # 8. activation checkpointing
@@ -289,10 +289,10 @@ def test_checkpointing():
     def plain(x):
         return block(block(x))
 
-    close(covector.grad(lambda x: f(x).sum())(x), torch.func.grad(lambda x: plain(x).sum())(x))
-    close(covector.vjp(f, x)[1](u), torch.func.vjp(plain, x)[1](u))
-    close(covector.jacrev(f)(x), torch.func.jacrev(plain)(x))
-    close(covector.jacrev(f, chunk_size=1)(x), torch.func.jacrev(plain)(x))
+    assert_close(covector.grad(lambda x: f(x).sum())(x), torch.func.grad(lambda x: plain(x).sum())(x))
+    assert_close(covector.vjp(f, x)[1](u), torch.func.vjp(plain, x)[1](u))
+    assert_close(covector.jacrev(f)(x), torch.func.jacrev(plain)(x))
+    assert_close(covector.jacrev(f, chunk_size=1)(x), torch.func.jacrev(plain)(x))
 
 
 # 9. compilers
@@ -320,8 +320,8 @@ def test_torch_compile():
         )
 
     compiled = torch.compile(everything, backend="aot_eager")
-    close(compiled(x), everything(x))
-    close(compiled(u), everything(u))
+    assert_close(compiled(x), everything(x))
+    assert_close(compiled(u), everything(u))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_make_fx(transformed):
     """Tracing a transform gives a graph, which computes the transform at another point."""
     graph = make_fx(transformed)(x)
     assert any(node.op == "call_function" for node in graph.graph.nodes)
-    close(graph(u), transformed(u))
+    assert_close(graph(u), transformed(u))
 
 
 def test_functionalize_removes_mutations():
@@ -361,5 +361,5 @@ def test_functionalize_removes_mutations():
         assert not any(name.split(".")[0].endswith("_") for name in body), names
         assert any(name.startswith("view.") for name in names) == views, names
         mine, theirs = x.clone(), x.clone()
-        close(covector.functionalize(f, remove=remove)(mine), f(theirs))
-        close(mine, theirs)
+        assert_close(covector.functionalize(f, remove=remove)(mine), f(theirs))
+        assert_close(mine, theirs)

@@ -25,7 +25,8 @@ from covector.errors import (
     warn,
 )
 from covector.transforms.module import as_function
-from covector.verify.checks import Derivatives, Options, run_checks
+from covector.verify.checks import run_checks
+from covector.verify.derivatives import Derivatives, Options
 from covector.verify.problem import Problem, Tolerance, is_differentiable, quiet
 from covector.verify.report import Outcome, Report
 

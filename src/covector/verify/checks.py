@@ -1,10 +1,9 @@
-"""The table of checks. Each takes a problem and what was computed of it, and gives a finding."""
+"""The table of checks: which apply to a problem, and what each finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -13,202 +12,16 @@ from covector._chart import Chart, Sampled, dense
 from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError
-from covector.verify.compare import Verdict, compare
-from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
-from covector.verify.probes import Probes, compare_probes, compare_pushes, draw
-from covector.verify.problem import Problem, ShapeChange, Tolerance, within
+from covector.verify.compare import compare
+from covector.verify.derivatives import Derivatives, normal
+from covector.verify.diagnose import failed, finding
+from covector.verify.maps import Matrix, ReverseMap
+from covector.verify.probes import compare_probes, compare_pushes
+from covector.verify.problem import ShapeChange
 from covector.verify.report import Finding, Outcome
 
-# Below this many entries looking at each is as cheap as probing.
-_FEW_ENTRIES = 1 << 10
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is to be checked, and how."""
-
-    tol: Tolerance
-    fast: bool = False
-    probes: int = 4
-    nondet_tol: float = 0.0
-    reverse: bool = True
-    forward: bool = False
-    undefined: bool = True
-    dtypes: bool = False
-    batched: bool = False
-    batched_forward: bool = False
-
-
-class Derivatives:
-    """A problem, and the derivatives of it that several checks need, each computed once."""
-
-    def __init__(self, problem: Problem, options: Options) -> None:
-        self.problem = problem
-        self.options = options
-        self.reverse = ReverseMap(problem)
-        self.nonlinear = False
-
-    @property
-    def probing(self) -> bool:
-        """Whether random signs are used instead of every entry."""
-        entries = self.problem.inputs.size * self.problem.outputs.size
-        return self.options.fast and entries > _FEW_ENTRIES
-
-    @cached_property
-    def cotangents(self) -> list[Tensor]:
-        """One random cotangent, the same for every check."""
-        return self.problem.outputs.from_coords(self._cotangent)
-
-    @cached_property
-    def _cotangent(self) -> Tensor:
-        return normal(self.problem.outputs.size, self.options.tol.seed)
-
-    @cached_property
-    def pulled(self) -> list[Tensor | None]:
-        """Its pullback, as the graph gave it."""
-        return list(self.reverse.pull(self.cotangents))
-
-    def pull(self, cotangents: list[Tensor]) -> Tensor:
-        """A pullback in coordinates."""
-        return self.coordinates(self.reverse.apply(cotangents))
-
-    def coordinates(self, tensors: list[Tensor]) -> Tensor:
-        """Gradients in coordinates."""
-        return self.problem.inputs.to_coords([t.detach() for t in tensors]).to(torch.float64)
-
-    @cached_property
-    def forward(self) -> ForwardMap:
-        """The derivative by forward mode."""
-        return ForwardMap(self.problem)
-
-    @cached_property
-    def forward_matrix(self) -> Matrix:
-        """The Jacobian by forward mode."""
-        return forward_matrix(self.problem, self.forward)
-
-    def push(self, tangent: Tensor) -> Tensor:
-        """A push in coordinates."""
-        return self.pushed(self.forward.apply(self.problem.inputs.from_coords(tangent)))
-
-    def pushed(self, tensors: list[Tensor]) -> Tensor:
-        """Tangents of the outputs in coordinates."""
-        return self.problem.outputs.to_coords([t.detach() for t in tensors]).to(torch.float64)
-
-    @cached_property
-    def pulled_coordinates(self) -> Tensor:
-        """The pullback of the random cotangent, in coordinates."""
-        return self.filled(self.pulled)
-
-    def filled(self, pulled: Sequence[Tensor | None]) -> Tensor:
-        """Gradients in coordinates, zeros where there is none."""
-        return self.coordinates(self.reverse.filled(pulled))
-
-    @cached_property
-    def matrix(self) -> Matrix:
-        """The Jacobian by reverse mode, by a loop if the batch disagrees with a single pullback."""
-        matrix = reverse_matrix(self.problem, self.reverse)
-        if self.consistent(matrix):
-            return matrix
-        looping = self._looping()
-        matrix = reverse_matrix(self.problem, looping)
-        if self.consistent(matrix):
-            self.reverse = looping
-        else:
-            self.nonlinear = True
-        return matrix
-
-    def consistent(self, matrix: Matrix) -> bool:
-        """Whether the pullback of a sum is the sum of the pullbacks."""
-        v, got = self._cotangent, self.pulled_coordinates
-        if matrix.dense is not None:
-            summed = v @ matrix.dense
-            if within(got, summed, self.options.tol.rtol, self.options.tol.atol):
-                return True
-            size = v.abs() @ matrix.dense.abs()
-        else:
-            weighted = v[matrix.rows] * matrix.values
-            zeros = torch.zeros(matrix.shape[1], dtype=torch.float64)
-            summed = zeros.index_add(0, matrix.columns, weighted)
-            size = zeros.index_add(0, matrix.columns, weighted.abs())
-        return self.close(got, summed, size)
-
-    def close(self, got: Tensor, expected: Tensor, size: Tensor) -> bool:
-        """Equal by the tolerance, relative to the size of what was added up; NaN tells nothing here."""
-        rtol, atol = self.options.tol.rtol, self.options.tol.atol + self.options.nondet_tol
-        if within(got, expected, rtol, atol):
-            return True
-        allowed = rtol * size + atol
-        rounded = (got - expected).abs() <= allowed + 16 * self.problem.derivative_rounding * size
-        return bool((rounded | got.isnan() | expected.isnan() | ~size.isfinite()).all())
-
-    @cached_property
-    def probes(self) -> Probes:
-        """Random signs, pulled back; by a loop if the batch disagrees with a single pullback."""
-        probes = self._draw(self.reverse)
-        if self._adds_up(probes):
-            return probes
-        looping = self._looping()
-        probes = self._draw(looping)
-        if self._adds_up(probes):
-            self.reverse = looping
-        else:
-            self.nonlinear = True
-        return probes
-
-    def _draw(self, reverse: ReverseMap) -> Probes:
-        return draw(self.problem, reverse, self.options.probes, self.options.tol.seed)
-
-    def _adds_up(self, probes: Probes) -> bool:
-        got = self.pull(self.problem.outputs.from_coords(probes.cotangents.sum(0)))
-        size = probes.pulled.abs().sum(0) + self.problem.outputs.size**0.5
-        return self.close(got, probes.pulled.sum(0), size)
-
-    def _looping(self) -> ReverseMap:
-        looping = ReverseMap(self.problem)
-        looping.batching = looping.batching.down("loop", "the batch disagrees with a single pullback")
-        return looping
-
-
-@lru_cache(maxsize=128)
-def normal(size: int, seed: int) -> Tensor:
-    """Normally distributed numbers, the same for the same arguments."""
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-Check = Callable[[Derivatives], Finding | None]
-
-
-def finding(name: str, verdict: Verdict, what: str) -> Finding:
-    """A finding from the verdict of a comparison."""
-    if verdict.outcome is Outcome.PASSED:
-        return Finding(name, verdict.outcome, entries=verdict.entries)
-    notes = {m.note for m in verdict.mismatches}
-    summary, advice = f"{what} disagrees with central differences", ""
-    if any(note.startswith("outside the domain") for note in notes):
-        places = ", ".join(str(m.entry) for m in verdict.mismatches[:4])
-        summary = f"outside the domain at entries {places}"
-        advice = "Move the inputs away from where the function is not defined."
-    elif verdict.outcome is Outcome.INCONCLUSIVE:
-        summary = "the noise of the difference exceeds the tolerance"
-        advice = "Give inputs in float64, a function that accepts them, or larger atol and rtol."
-    elif notes and all(note.startswith("not differentiable") for note in notes):
-        summary = "the function is not differentiable at this point"
-        advice = 'Move the inputs away from the kink, or pass kinks="pass".'
-    elif factor := _common_factor(verdict):
-        advice = f"The analytic value is {factor:.3f} x the numeric one there."
-    return Finding(name, verdict.outcome, summary, verdict.mismatches, verdict.count, verdict.entries, advice)
-
-
-def _common_factor(verdict: Verdict) -> float | None:
-    factors = [m.analytic / m.numeric for m in verdict.mismatches if m.numeric]
-    if not factors or len(factors) < len(verdict.mismatches):
-        return None
-    return factors[0] if max(factors) - min(factors) <= 1e-3 * abs(factors[0]) else None
-
-
-def failed(name: str, summary: str, advice: str = "") -> Finding:
-    """A finding without entries."""
-    return Finding(name, Outcome.FAILED, summary, advice=advice)
+# How often the backward is run once two runs have differed.
+_RUNS = 5
 
 
 def mutation(changed: list[str]) -> Finding:
@@ -246,10 +59,8 @@ def purity(d: Derivatives) -> Finding:
     )
 
 
-def reverse_mode(d: Derivatives) -> Finding | None:
+def reverse_mode(d: Derivatives) -> Finding:
     """Reverse mode agrees with differences."""
-    if not d.options.reverse or not d.problem.differentiable:
-        return None
     if d.probing:
         verdict = compare_probes(d.problem, d.reverse, d.probes, d.options.tol)
         if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.mismatches:
@@ -258,10 +69,8 @@ def reverse_mode(d: Derivatives) -> Finding | None:
     return finding("reverse mode", compare(d.problem, d.matrix, tol), "reverse mode")
 
 
-def forward_mode(d: Derivatives) -> Finding | None:
+def forward_mode(d: Derivatives) -> Finding:
     """Forward mode agrees with differences."""
-    if not d.options.forward or not d.problem.differentiable:
-        return None
     if d.probing:
         verdict = compare_pushes(d.problem, d.forward, d.options.probes, d.options.tol)
         if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.mismatches:
@@ -271,10 +80,8 @@ def forward_mode(d: Derivatives) -> Finding | None:
     return finding("forward mode", verdict, "forward mode")
 
 
-def forward_linearity(d: Derivatives) -> Finding | None:
+def forward_linearity(d: Derivatives) -> Finding:
     """Forward mode is linear in the tangent: the push of a sum is the sum of the pushes."""
-    if not d.options.forward or not d.problem.differentiable:
-        return None
     size = d.problem.inputs.size
     if d.probing:
         first, second = (normal(size, d.options.tol.seed + i) for i in (1, 2))
@@ -289,11 +96,9 @@ def forward_linearity(d: Derivatives) -> Finding | None:
     return failed("linearity", "forward mode is not linear in the tangent: the push of a sum is not the sum")
 
 
-def no_derivative(d: Derivatives) -> Finding | None:
+def no_derivative(d: Derivatives) -> Finding:
     """Where no output is differentiable, the function must be constant."""
     problem = d.problem
-    if problem.differentiable or not (d.options.reverse or d.options.forward):
-        return None
     none = torch.zeros(0, dtype=torch.int64)
     shape = (problem.outputs.size, problem.inputs.size)
     zero = Matrix(shape, None, none, none, torch.zeros(0, dtype=torch.float64))
@@ -308,10 +113,8 @@ def no_derivative(d: Derivatives) -> Finding | None:
     return found
 
 
-def gradient_kind(d: Derivatives) -> Finding | None:
+def gradient_kind(d: Derivatives) -> Finding:
     """Each gradient has the dtype, shape, device and layout of its input."""
-    if not d.options.reverse or not d.problem.differentiable:
-        return None
     words = ("shape", "device", "layout", "dtype") if d.options.dtypes else ("shape", "device", "layout")
     for index, (variable, value) in enumerate(zip(d.problem.variables, d.pulled, strict=True)):
         if value is None:
@@ -330,35 +133,32 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(dense(a), dense(b)))
 
 
-def determinism(d: Derivatives) -> Finding | None:
+def determinism(d: Derivatives) -> Finding:
     """Pulling the same cotangent back again gives the same gradient."""
-    if not d.options.reverse or not d.problem.differentiable:
-        return None
     repeated = d.reverse.pull(d.cotangents)
     if all(map(_same, d.pulled, repeated)):
         return Finding("determinism", Outcome.PASSED)
-    again, first = d.filled(repeated), d.pulled_coordinates
-    spread = torch.where(first.isnan() & again.isnan(), 0.0, (again - first).abs().nan_to_num(torch.inf))
+    runs = torch.stack(
+        [d.pulled_coordinates, d.filled(repeated), *(d.pull(d.cotangents) for _ in range(_RUNS - 2))]
+    )
+    spread = runs.amax(0) - runs.amin(0)
+    spread = torch.where(runs.isnan().all(0), 0.0, spread.nan_to_num(torch.inf))
     worst = float(spread.max()) if spread.numel() else 0.0
     if worst <= d.options.nondet_tol:
         return Finding("determinism", Outcome.PASSED)
     where = d.problem.inputs.label(int(spread.argmax()), d.problem.input_names)
     return failed(
         "determinism",
-        f"two runs of the backward on the same cotangent differ by {worst:.1e} at {where}, "
+        f"{_RUNS} runs of the backward on the same cotangent differ by {worst:.1e} at {where}, "
         f"more than nondet_tol={d.options.nondet_tol:g}",
         "Pass nondet_tol if that is the nature of the operation.",
     )
 
 
-def linearity(d: Derivatives) -> Finding | None:
+def linearity(d: Derivatives) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
-    if not d.options.reverse or not d.problem.differentiable:
-        return None
     name, problem = "linearity", d.problem
-    zero = None if d.probing else d.matrix.of_zero
-    if zero is None:
-        zero = d.pull([torch.zeros_like(t) for t in problem.graph_outputs])
+    zero = d.of_zero()
     wrong = (zero != 0) & zero.isfinite() if zero.any() else None  # zero times infinity is NaN
     if wrong is not None and wrong.any():
         where = problem.inputs.label(int(wrong.nonzero()[0]), problem.input_names)
@@ -367,9 +167,7 @@ def linearity(d: Derivatives) -> Finding | None:
             f"a cotangent of zero gives a gradient that is not zero, at {where}",
             "The backward has to multiply by its grad_output.",
         )
-    known = d.probes if d.probing else d.matrix
-    linear = known is not None and not d.nonlinear
-    if linear:
+    if d.is_linear():
         return Finding(name, Outcome.PASSED)
     negative = d.pull([-t for t in d.cotangents])
     odd = d.close(negative, -d.pulled_coordinates, d.pulled_coordinates.abs() + 1)
@@ -379,11 +177,9 @@ def linearity(d: Derivatives) -> Finding | None:
     return failed(name, f"the backward is not linear in the cotangent: {what}")
 
 
-def undefined_cotangents(d: Derivatives) -> Finding | None:
+def undefined_cotangents(d: Derivatives) -> Finding:
     """The backward takes an undefined cotangent as zero."""
     problem = d.problem
-    if not (d.options.reverse and d.options.undefined and problem.differentiable):
-        return None
     name = "undefined cotangents"
     outputs = problem.graph_outputs
     everything: list[list[int]] = [list(range(len(outputs)))]
@@ -412,11 +208,9 @@ def undefined_cotangents(d: Derivatives) -> Finding | None:
     return Finding(name, Outcome.PASSED)
 
 
-def undefined_tangents(d: Derivatives) -> Finding | None:
+def undefined_tangents(d: Derivatives) -> Finding:
     """Forward mode takes an input without a tangent as one with a tangent of zero."""
     problem = d.problem
-    if not (d.options.forward and d.options.undefined and problem.differentiable):
-        return None
     tangents = problem.inputs.from_coords(normal(problem.inputs.size, d.options.tol.seed))
     for missing in range(len(tangents)):
         zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
@@ -431,17 +225,13 @@ def undefined_tangents(d: Derivatives) -> Finding | None:
     return Finding("undefined tangents", Outcome.PASSED)
 
 
-def batched_reverse(d: Derivatives) -> Finding | None:
+def batched_reverse(d: Derivatives) -> Finding:
     """Pulling two cotangents back at once gives what pulling each gives."""
-    if not (d.options.batched and d.options.reverse and d.problem.differentiable):
-        return None
     return _batching(d, "batched gradients", d.reverse.apply, d.problem.outputs)
 
 
-def batched_forward(d: Derivatives) -> Finding | None:
+def batched_forward(d: Derivatives) -> Finding:
     """Pushing two tangents forward at once gives what pushing each gives."""
-    if not (d.options.batched_forward and d.problem.differentiable):
-        return None
     return _batching(d, "batched forward gradients", d.forward.apply, d.problem.inputs)
 
 
@@ -469,18 +259,35 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
-CHECKS: tuple[Check, ...] = (
-    no_derivative,
-    reverse_mode,
-    forward_mode,
-    forward_linearity,
-    gradient_kind,
-    determinism,
-    linearity,
-    undefined_cotangents,
-    undefined_tangents,
-    batched_reverse,
-    batched_forward,
+@dataclass(frozen=True)
+class Check:
+    """One row of the table."""
+
+    name: str
+    applies: Callable[[Derivatives], bool]
+    run: Callable[[Derivatives], Finding]
+
+
+def _reverse(d: Derivatives) -> bool:
+    return d.options.reverse and d.problem.differentiable
+
+
+def _forward(d: Derivatives) -> bool:
+    return d.options.forward and d.problem.differentiable
+
+
+CHECKS = (
+    Check("no derivative", lambda d: not d.problem.differentiable, no_derivative),
+    Check("reverse mode", _reverse, reverse_mode),
+    Check("forward mode", _forward, forward_mode),
+    Check("linearity", _forward, forward_linearity),
+    Check("gradient kind", _reverse, gradient_kind),
+    Check("determinism", _reverse, determinism),
+    Check("linearity", _reverse, linearity),
+    Check("undefined cotangents", lambda d: _reverse(d) and d.options.undefined, undefined_cotangents),
+    Check("undefined tangents", lambda d: _forward(d) and d.options.undefined, undefined_tangents),
+    Check("batched gradients", lambda d: _reverse(d) and d.options.batched, batched_reverse),
+    Check("batched forward gradients", lambda d: _forward(d) and d.options.batched_forward, batched_forward),
 )
 
 
@@ -490,23 +297,24 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
         return (mutation(changed),)
     if d.probing and (pure := purity(d)).outcome is not Outcome.PASSED:
         return (pure,)
-    findings = []
-    for check in CHECKS:
-        try:
-            found = check(d)
-        except UnsupportedError as error:
-            found = Finding(check.__name__.replace("_", " "), Outcome.UNSUPPORTED, str(error))
-        except ShapeChange as error:
-            return (failed("purity", str(error), "A derivative needs outputs of a fixed shape."),)
-        except Exception as error:
-            if isinstance(error, CovectorError) or error is d.problem.raised:
-                raise
-            found = failed(check.__name__.replace("_", " "), f"the derivative raised: {first_line(error)}")
-        if found is not None:
-            findings.append(found)
+    try:
+        findings = tuple(_outcome_of(check, d) for check in CHECKS if check.applies(d))
+    except ShapeChange as error:
+        return (failed("purity", str(error), "A derivative needs outputs of a fixed shape."),)
     # An impure function differs from its differences, so entry by entry it is asked for on failure only.
-    if not d.probing and any(f.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE) for f in findings):
-        pure = purity(d)
-        if pure.outcome is not Outcome.PASSED:
-            return (pure,)
-    return tuple(findings)
+    suspicious = any(f.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE) for f in findings)
+    if suspicious and not d.probing and (pure := purity(d)).outcome is not Outcome.PASSED:
+        return (pure,)
+    return findings
+
+
+def _outcome_of(check: Check, d: Derivatives) -> Finding:
+    """What a check finds; a derivative that raises is a finding too, a function that raises is not."""
+    try:
+        return check.run(d)
+    except UnsupportedError as error:
+        return Finding(check.name, Outcome.UNSUPPORTED, str(error))
+    except Exception as error:
+        if isinstance(error, CovectorError | ShapeChange) or error is d.problem.raised:
+            raise
+        return failed(check.name, f"the derivative raised: {first_line(error)}")

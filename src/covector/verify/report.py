@@ -72,8 +72,9 @@ class Finding:
                 f"  {m.entry!s:<{width}}   analytic {m.analytic:.6g}   numeric {m.numeric:.6g}"
                 + (f" +- {m.bound:.0e}" if m.bound else "")
                 + f"   error {m.error:.1e} {relation} allowed {m.allowed:.1e}"
-                + (f"   {m.note}" if m.note else "")
             )
+        # What is true of several entries is said once.
+        lines += [f"  {note}." for note in dict.fromkeys(m.note for m in self.mismatches) if note]
         if self.mismatches and self.entries:
             shown = (
                 f"; the worst {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
