@@ -1,4 +1,4 @@
-"""`python -m benchmarks [part of a name ...] [--json PATH]`: ours against torch.func's, as a table."""
+"""`python -m benchmarks [part of a name ...] [--json PATH]`: ours against torch's, as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -17,50 +17,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection
-from benchmarks._measure import Ratio, compare, compare_memory, compare_statements
+from benchmarks import detection, gradcheck
+from benchmarks._measure import compare, compare_memory, compare_statements
+from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
 
 IMPORT = "import covector"
 IMPORT_TARGET = 1.10
 DETECTION = "detection"
 UNWANTED = {"sympy", "matplotlib", "rich"}
-UNITS = {"time": ((1, "s"), (1e-3, "ms"), (1e-6, "us")), "memory": ((2**20, "MiB"), (2**10, "KiB"))}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    task: str
-    kind: str
-    ratio: Ratio
-    target: float
-
-    @property
-    def verdict(self) -> str:
-        """Whether the target is met."""
-        return "ok" if self.ratio.median <= self.target else "over"
-
-    def cells(self) -> tuple[str, ...]:
-        """What is printed."""
-        ratio = self.ratio
-        spread = "" if self.kind == "memory" else f"{ratio.low:.2f}-{ratio.high:.2f}"
-        sides = (self._amount(ratio.ours), self._amount(ratio.theirs))
-        return (
-            self.task,
-            self.kind,
-            f"{ratio.median:.3f}",
-            spread,
-            f"{self.target:.2f}",
-            self.verdict,
-            *sides,
-        )
-
-    def _amount(self, value: float) -> str:
-        units = UNITS[self.kind]
-        scale, unit = next((pair for pair in units if value >= pair[0]), units[-1])
-        return f"{value / scale:.1f} {unit}"
 
 
 def rows_of(task: Task, pairs: int) -> Iterator[Row]:
@@ -93,15 +58,6 @@ def environment() -> dict[str, str]:
     }
 
 
-HEADER = ("task", "kind", "ratio", "quartiles", "target", "verdict", "ours", "theirs")
-WIDTHS = (34, 7, 6, 10, 6, 7, 10, 10)
-ALIGN = "<<>>><>>"
-
-
-def line(cells: tuple[str, ...]) -> str:
-    return "  ".join(f"{c:{a}{w}}" for c, a, w in zip(cells, ALIGN, WIDTHS, strict=True)).rstrip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="run the tasks whose name contains one of these")
@@ -119,6 +75,9 @@ def main() -> None:
         for row in rows_of(task, options.pairs):
             rows.append(row)
             print(line(row.cells()), flush=True)
+    for row in gradcheck.rows(wanted):
+        rows.append(row)
+        print(line(row.cells()), flush=True)
     if wanted(IMPORT):
         rows.append(import_row(min(options.pairs, 15)))
         print(line(rows[-1].cells()))

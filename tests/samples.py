@@ -16,8 +16,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 SAMPLES = 3  # per operator, spread over the small ones among those tried
-TRIED = 30  # some generators yield thousands
+TRIED = 100  # some generators yield thousands
 MANY_ELEMENTS = 300  # of the inputs together
+MOST_ELEMENTS = 1200  # of the smallest sample, where an operator has no small one
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ class Sample:
 
     @property
     def usable(self) -> bool:
-        """Whether there is something dense to differentiate by, and not too much of it."""
-        dense = all(tensor.layout is torch.strided for tensor in self.inputs)
-        return bool(self.inputs) and dense and self.size <= MANY_ELEMENTS
+        """Whether there is something to differentiate by, and all of it is dense."""
+        return bool(self.inputs) and all(tensor.layout is torch.strided for tensor in self.inputs)
 
 
 def operators(dtype: torch.dtype) -> dict[str, Any]:
@@ -50,8 +50,14 @@ def samples(op: Any, dtype: torch.dtype) -> list[Sample]:
     torch.manual_seed(0)
     tried = islice(op.sample_inputs("cpu", dtype, requires_grad=True), TRIED)
     usable = [sample for sample in (_sample(op, raw) for raw in tried) if sample.usable]
-    spread = {index * (len(usable) - 1) // (SAMPLES - 1) for index in range(SAMPLES)} if usable else ()
-    return [usable[index] for index in sorted(spread)]
+    empty = [sample for sample in usable if sample.size == 0]
+    full = [sample for sample in usable if 0 < sample.size <= MANY_ELEMENTS]
+    if not full:
+        larger = [sample for sample in usable if 0 < sample.size <= MOST_ELEMENTS]
+        full = sorted(larger, key=lambda sample: sample.size)[:1]
+    small = [*empty[:1], *full]
+    spread = {index * (len(small) - 1) // (SAMPLES - 1) for index in range(SAMPLES)} if small else ()
+    return [small[index] for index in sorted(spread)]
 
 
 def every_sample(dtype: torch.dtype) -> Iterator[Sample]:

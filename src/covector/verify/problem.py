@@ -296,8 +296,7 @@ class Problem:
 
     def differences(self, moves: Tensor) -> Tensor:
         """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""
-        points = torch.cat([self.point + moves, self.point - moves])
-        values = self.values(points)
+        values = self.values(torch.cat([moves, -moves]).add_(self.point))
         plus, minus = values[: moves.shape[0]], values[moves.shape[0] :]
         if self._batchable and not self._batch_trusted and not self._around(plus[0], minus[0]):
             self._batchable = False  # a batching rule is wrong, or the function jumps: evaluate singly
@@ -312,10 +311,9 @@ class Problem:
 
     def _around(self, plus: Tensor, minus: Tensor) -> bool:
         """Whether two values lie around the known one, as far as a wrong batching rule would put them off."""
-        known = self.known
-        off = (plus + minus).sub_(known, alpha=2).abs_()
+        off = (plus + minus).sub_(self.known, alpha=2).abs_().sub_(self.known.abs(), alpha=1e-3)
         # Negated, so that NaN does not count as far off.
-        return not bool((off > 1e-3 * (1 + known.abs())).any())
+        return off.numel() == 0 or not bool(off.amax() > 1e-3)
 
     def block_size(self) -> int:
         """How many points are evaluated at once."""

@@ -1,0 +1,163 @@
+"""Gradient checks against torch's: torch's operator database, and a few large functions.
+
+All default checks are included. Where both libraries do not come to the same verdict, the time of
+neither is counted.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+import covector
+from benchmarks._measure import Ratio, compare, one_thread
+from benchmarks._table import Row
+
+ROUNDS = 3
+LIMIT = 1e9  # bytes, of an exhaustive check of 4,000 x 4,000
+
+Checker = Callable[..., bool]
+
+CHECKERS: dict[str, Checker] = {
+    "ours": covector.gradcheck,
+    "theirs": torch.autograd.gradcheck,
+    "ours, fast": partial(covector.gradcheck, fast_mode=True),
+    "theirs, fast": partial(torch.autograd.gradcheck, fast_mode=True),
+}
+
+
+def database() -> Iterator[Row]:
+    """The ratios of the total times over the samples that the sweep compares verdicts on."""
+    totals = {name: [0.0] * ROUNDS for name in CHECKERS}
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in _samples():
+            verdicts = {
+                name: _verdict(checker, sample) for name, checker in CHECKERS.items()
+            }  # also a warm-up
+            if verdicts["ours"] != verdicts["theirs"]:
+                continue
+            for turn in range(ROUNDS):
+                for name in random.sample(list(CHECKERS), len(CHECKERS)):
+                    start = process_time()
+                    _verdict(CHECKERS[name], sample)
+                    totals[name][turn] += process_time() - start
+    for task, ours, theirs, target in (
+        ("gradcheck operators", "ours", "theirs", 0.2),
+        ("gradcheck operators, torch fast", "ours", "theirs, fast", 1.0),
+        ("gradcheck operators, both fast", "ours, fast", "theirs, fast", 0.8),
+    ):
+        yield Row(task, "time", Ratio.of(totals[ours], totals[theirs]), target)
+
+
+def _samples() -> Iterator[Any]:
+    """The samples of the sweep, which is no package."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    try:
+        from samples import every_sample
+    finally:
+        sys.path.pop(0)
+    return every_sample(torch.float64)
+
+
+def _verdict(checker: Checker, sample: Any) -> bool | None:
+    """True, False, or None for a call that is refused."""
+    torch.manual_seed(0)
+    try:
+        return checker(sample.function, sample.inputs, nondet_tol=sample.nondet_tol, raise_exception=False)
+    except Exception:
+        return None
+
+
+def _random(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def _wave(x: Tensor) -> Tensor:
+    return torch.sin(x) * torch.exp(-x * x)
+
+
+def elementwise() -> Iterator[Row]:
+    """A diagonal Jacobian."""
+    x = _random(2_000).requires_grad_()
+    ours, theirs = (partial(CHECKERS[name], _wave, (x,)) for name in ("ours", "theirs"))
+    yield Row("gradcheck 2000 elements", "time", compare(ours, theirs, pairs=5), 0.06)
+
+
+def layer() -> Iterator[Row]:
+    """A linear layer in its weight and bias. torch's check takes half a minute, so it runs once."""
+    x, weight, bias = _random(256), _random(256, 256).requires_grad_(), _random(256).requires_grad_()
+    times = {}
+    with one_thread():
+        for name in ("ours", "theirs"):
+            check = partial(CHECKERS[name], partial(linear, x), (weight, bias))
+            if name == "ours":
+                check()
+            start = process_time()
+            check()
+            times[name] = process_time() - start
+    yield Row("gradcheck linear 256 x 256", "time", Ratio.of([times["ours"]], [times["theirs"]]), 0.02)
+
+
+def _dense() -> Callable[[Tensor], Tensor]:
+    matrix = _random(4_000, 4_000).div_(4_000**0.5)
+    return lambda x: torch.tanh(matrix @ x)
+
+
+def _diagonal() -> Callable[[Tensor], Tensor]:
+    return _wave
+
+
+def memory() -> Iterator[Row]:
+    """The peak of an exhaustive check as a share of the limit, which stands in the column of theirs."""
+    for task, function_of in (
+        ("gradcheck 4000 x 4000, dense", _dense),
+        ("gradcheck 4000 x 4000, diagonal", _diagonal),
+    ):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peak = pool.apply(_peak, (function_of,))
+        yield Row(task, "memory", Ratio.of([peak], [LIMIT]), 1.0)
+
+
+def _peak(function_of: Callable[[], Callable[[Tensor], Tensor]]) -> float:
+    """How far a check raises the resident memory of this process above what it takes before."""
+    torch.set_num_threads(1)
+    check = CHECKERS["ours"]
+    check(_wave, (_random(3).requires_grad_(),))  # loads what is loaded late
+    function, x = function_of(), _random(4_000).requires_grad_()
+    before = _status("VmRSS")
+    check(function, (x,))
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> float:
+    """A line of /proc/self/status, in bytes; unlike ru_maxrss it knows nothing of the parent process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+TASKS: dict[str, Callable[[], Iterator[Row]]] = {
+    "gradcheck operators": database,
+    "gradcheck 2000 elements": elementwise,
+    "gradcheck linear 256 x 256": layer,
+    "gradcheck 4000 x 4000": memory,
+}
+
+
+def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
+    """The rows of the tasks that are wanted."""
+    for name, task in TASKS.items():
+        if wanted(name):
+            yield from task()
