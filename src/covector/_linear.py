@@ -20,7 +20,14 @@ from covector._engine import forward, levels, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._tree import Arguments, Evaluation
-from covector.errors import BatchingWarning, Caller, ForwardModeWarning, RandomnessError, warn
+from covector.errors import (
+    BatchingWarning,
+    Caller,
+    ForwardModeWarning,
+    RandomnessError,
+    first_sentence,
+    warn,
+)
 
 Tensors = list[Tensor]
 
@@ -102,15 +109,15 @@ class LinearMap:
             images = self._looped(stacks, randomness)
         except Exception as error:
             raise error from failure
-        self._lowered(str(failure).strip().partition("\n")[0][:200])
+        self._lowered(first_sentence(failure))
         return images
 
     def _lowered(self, reason: str) -> None:
         """Stay on the loop from now on, and say so."""
         self.batching = self.batching.down("loop", reason)
         warn(
-            f"{self._caller}: directions are applied one by one, because the batch failed: {reason} "
-            "-- pass chunk_size=1 to choose the loop yourself.",
+            f"{self._caller}: directions are applied one by one, because the batch failed: {reason}. "
+            "Pass chunk_size=1 to choose the loop yourself.",
             BatchingWarning,
         )
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils import _pytree as registry
 
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
@@ -168,6 +169,11 @@ def _slot_name(slot: Slot, names: list[str]) -> str:
 
 def parameter_names(function: Callable[..., Any]) -> list[str]:
     """Names of the positional parameters; empty where Python cannot tell."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, Function):
+        # The `apply` of a custom Function takes what its `forward` takes after the context.
+        legacy = owner.setup_context is Function.setup_context
+        return parameter_names(owner.forward)[1 if legacy else 0 :]
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torch.autograd.gradcheck import GradcheckError as TorchGradcheckError
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BatchingWarning",
-    "Caller",
     "CovectorError",
     "CovectorWarning",
     "ForwardModeWarning",
@@ -27,7 +28,6 @@ __all__ = [
     "RandomnessError",
     "ResourceError",
     "UnsupportedError",
-    "warn",
 ]
 
 
@@ -38,8 +38,14 @@ class Caller(NamedTuple):
     function: Callable[..., Any]
 
     def __str__(self) -> str:
+        return f"{self.verb}({self.name})"
+
+    @property
+    def name(self) -> str:
+        """What a person calls the function; a custom Function's `apply` by its class."""
         name = getattr(self.function, "__name__", None) or type(self.function).__name__
-        return f"{self.verb}({name})"
+        owner = getattr(self.function, "__self__", None)
+        return f"{owner.__name__}.{name}" if isinstance(owner, type) else name
 
 
 class CovectorError(Exception):
@@ -62,8 +68,11 @@ class OptionError(CovectorError, ValueError, AssertionError):
     """The caller asked for checks that exclude each other."""
 
 
-class GradcheckError(CovectorError, RuntimeError):
-    """A derivative was not proved right; `report` says what was found."""
+class GradcheckError(CovectorError, TorchGradcheckError):
+    """A derivative was not proved right; `report` says what was found.
+
+    It is torch's error of the same name too, so that `except` clauses written for that still work.
+    """
 
     def __init__(self, text: str, report: Any = None) -> None:
         super().__init__(text)
@@ -110,3 +119,8 @@ def warn(message: str, category: type[CovectorWarning]) -> None:
         frame = frame.f_back
         depth += 1
     warnings.warn(message, category, stacklevel=depth)
+
+
+def first_sentence(error: BaseException) -> str:
+    """The beginning of an error's text, without the full stop."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")[:200]

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 import covector
-from samples import Sample, operators, samples
+from samples import MOST_ELEMENTS, Sample, operators, samples
 
 pytestmark = pytest.mark.sweep
 
@@ -37,7 +37,7 @@ class Check:
     theirs: Callable[..., bool]
     supported: Callable[[Any], bool] = lambda op: True
     every: int = 1  # of the operators that support it
-    many: int = 300  # elements of the inputs
+    many: int = MOST_ELEMENTS  # of the inputs
     keywords: dict[str, bool] = field(default_factory=dict)
 
     def operators(self, dtype: str) -> set[str]:

@@ -8,7 +8,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import covector
-from covector.errors import BatchingWarning, ForwardModeWarning, RandomnessError
+from covector.errors import (
+    ArgumentTypeError,
+    BatchingWarning,
+    ForwardModeWarning,
+    RandomnessError,
+    UnsupportedError,
+)
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
@@ -149,7 +155,9 @@ def test_legacy_function():
 
 def test_legacy_function_whose_backward_cannot_be_batched():
     """The rows are then computed in a loop, with one warning that says why."""
-    with pytest.warns(BatchingWarning, match=r"jacrev\(apply\): directions are applied one by one.*item"):
+    with pytest.warns(
+        BatchingWarning, match=r"jacrev\(LegacyBranch.apply\): .* one by one.*item"
+    ):
         assert_close(covector.jacrev(LegacyBranch.apply)(x), x.cos().diag())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -238,6 +246,47 @@ def test_linearize_where_the_pullback_has_no_derivative():
     assert_close(covector.linearize(OnlyOnce.apply, x)[1](u), u * x.cos())
 
 
+# second derivatives that torch would silently give as zero
+
+
+class OnceCube(torch.autograd.Function):
+    """x^3, with a backward that must not be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+def test_once_differentiable_is_refused_not_zero():
+    """The first derivative works; asking for the second one raises, whichever way it is asked for."""
+    cube = lambda x: OnceCube.apply(x).sum()
+    assert_close(covector.grad(cube)(x), 3 * x**2)
+    for second in (
+        lambda: covector.hessian(cube)(x),
+        lambda: covector.grad(lambda x: covector.grad(cube)(x).sum())(x),
+        lambda: covector.jacrev(covector.grad(cube))(x),
+    ):
+        with pytest.raises(UnsupportedError, match="marked once_differentiable"):
+            second()
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    first = covector.grad(lambda x: (weight * OnceCube.apply(x)).sum())(x)
+    assert_close(first.detach(), 3 * x**2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hessian_of_a_compiled_function():
+    """Compiled code has no second backward; the Hessian goes forward over reverse."""
+    compiled = torch.compile(lambda x: (x.sin() ** 2).sum(), backend="aot_eager")
+    assert_close(covector.hessian(compiled)(x), (2 * (2 * x).cos()).diag())
+    assert_close(covector.hessian(lambda x: compiled(x) + (x**2).sum())(x), (2 * (2 * x).cos() + 2).diag())
+
+
 # 7. modules
 
 
@@ -270,6 +319,9 @@ def test_module_subset_of_parameters():
     assert list(covector.as_function(model, "0.*")[1]) == ["0.weight", "0.bias"]
     fn, params = covector.as_function(model, ["0.bias", "1.w*"])
     assert list(params) == ["0.bias", "1.weight"]
+    for wrong in ({**params, "typo": x}, {"0.bias": params["0.bias"]}, x):
+        with pytest.raises(ArgumentTypeError, match=r"as_function\(Sequential\): call fn\(params, ...\)"):
+            fn(wrong, x)
     gradient = covector.grad(lambda p: fn(p, x).sum())(params)
     assert_close(gradient["0.bias"], model[1].weight[0].detach())
 

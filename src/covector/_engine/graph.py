@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, Variable
+from torch.autograd.function import once_differentiable
+
+from covector.errors import UnsupportedError
 
 _LeafNode = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _run = Variable._execution_engine.run_backward
@@ -55,24 +58,55 @@ def close_leaf(tensor: Tensor) -> None:
 
 def leads_outside(tensor: Tensor) -> bool:
     """Whether the tensor depends on one that requires grad and is not a closed leaf of ours."""
+    return survey(tensor).outside
+
+
+class Survey(NamedTuple):
+    """Where the graph behind a tensor leads."""
+
+    outside: bool
+    """To a leaf that requires grad and is not a closed leaf of ours."""
+    dead_end: bool
+    """To a derivative that torch refuses: a node that leads nowhere and is no leaf, or compiled code."""
+    once: bool
+    """Through a custom Function whose backward is marked `once_differentiable`."""
+
+
+_NOWHERE = Survey(outside=False, dead_end=False, once=False)
+
+# All functions that the decorator returns share their code.
+_ONCE = once_differentiable(lambda ctx: None).__code__
+
+
+def _is_once_differentiable(node: Any) -> bool:
+    custom = getattr(type(node), "_forward_cls", None)
+    return custom is not None and getattr(custom.backward, "__code__", None) is _ONCE
+
+
+def survey(tensor: Tensor) -> Survey:
+    """Walk the graph behind a tensor. This is on the path of every gradient."""
     if not tensor.requires_grad:
-        return False
+        return _NOWHERE
     if tensor.grad_fn is None:
-        return getattr(tensor, _MARK, True)
-    # Written out instead of looping over `nodes`: this is on the path of every gradient.
+        return Survey(getattr(tensor, _MARK, True), dead_end=False, once=False)
+    outside = dead_end = once = False
     pending: list[Any] = [tensor.grad_fn]
     seen = set()
     while pending:
         node = pending.pop()
         if type(node) is _LeafNode:
-            if getattr(node.variable, _MARK, True):
-                return True
+            outside = outside or getattr(node.variable, _MARK, True)
         elif node not in seen:
             seen.add(node)
+            stuck = True
             for parent, _ in node.next_functions:
                 if parent is not None:
+                    stuck = False
                     pending.append(parent)
-    return False
+            dead_end = dead_end or stuck or type(node).__name__ == "CompiledFunctionBackwardBackward"
+            once = once or _is_once_differentiable(node)
+    # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
+    return Survey(outside or dead_end, dead_end, once)
 
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
@@ -140,3 +174,29 @@ def coarsest_dtype_eps(tensors: Sequence[Tensor]) -> float:
                 if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
                     eps = max(eps, torch.finfo(dtype).eps)
     return eps
+
+
+NO_SECOND_DERIVATIVE = (
+    "a backward on the way has no derivative of its own: it is marked once_differentiable, or it belongs to "
+    "a compiled function. Write it with differentiable operations, or take the outer derivative by forward "
+    "mode (jvp, jacfwd)."
+)
+
+
+class Refused(Function):
+    """A gradient that must not be differentiated: torch would silently give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *variables: Tensor) -> Tensor:
+        """The gradient, tied to the variables."""
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Refuse."""
+        raise UnsupportedError(NO_SECOND_DERIVATIVE)
+
+
+def refused(gradient: Tensor, variables: Sequence[Tensor]) -> Any:
+    """The gradient, such that differentiating it by the variables raises."""
+    return Refused.apply(gradient, *variables)  # type: ignore[no-untyped-call]

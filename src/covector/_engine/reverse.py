@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
 from covector._tree import Evaluation
+from covector.errors import UnsupportedError
 
 Run = Callable[[list[Any]], Evaluation]
 
@@ -34,11 +35,12 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
-    __slots__ = ("_connected", "_eager", "_leaves", "_linked")
+    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._connected = torch.is_grad_enabled()
         self._linked = False
+        self.dead_end = self.once = False
         self._leaves: list[Tensor] = []
         self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         torch._C._set_grad_enabled(True)
@@ -85,7 +87,10 @@ class PlainScope:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        if self._connected and graph.leads_outside(output):
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.once = self.once or found.once
+        if self._connected and found.outside:
             self._linked = True
             return output
         return detached(output, keep_graph_of_tangent=self._connected)
@@ -100,11 +105,12 @@ class PlainScope:
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
-    __slots__ = ("_eager", "_grad_enabled", "_level")
+    __slots__ = ("_eager", "_grad_enabled", "_level", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._eager = levels.EagerTensors().__enter__()
         self._level = levels.GradLevel().__enter__()
+        self.dead_end = self.once = False
         self._grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         return self
@@ -134,7 +140,10 @@ class LevelScope:
         """The tensor as the caller may have it, once the level is left."""
         return levels.unwrap_if_dead(tensor)
 
-    hand_out = close
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it."""
+        self.dead_end = self.dead_end or graph.survey(output).dead_end
+        return levels.unwrap_if_dead(output)
 
 
 def _alias(tensor: Tensor) -> Tensor:
@@ -183,8 +192,12 @@ def _pull(
 ) -> list[Tensor]:
     if not outputs:
         return [scope.close(torch.zeros_like(variable)) for variable in variables]
+    if scope.dead_end:
+        raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
     record = scope.must_record(cotangents)
     pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
+    if record and scope.once:
+        pulled = [None if value is None else graph.refused(value, variables) for value in pulled]
     return [
         scope.close(torch.zeros_like(variable) if value is None else value)
         for variable, value in zip(variables, pulled, strict=True)

@@ -37,8 +37,8 @@ def check_function(verb: str, function: Any) -> Caller:
     """The verb and the function it was given, which has to be callable."""
     if not callable(function):
         raise ArgumentTypeError(
-            f"{verb}: the first argument must be a function, got {function!r} "
-            f"({type(function).__name__}). Write {verb}(f)(x), not {verb}(f(x))."
+            f"{verb}: the first argument must be a function, got {summary(function)}. "
+            f"Write {verb}(f)(x), not {verb}(f(x))."
         )
     return Caller(verb, function)
 
@@ -77,7 +77,7 @@ def check_primals(caller: Caller, arguments: Arguments) -> Arguments:
         if not isinstance(leaf, Tensor):
             raise ArgumentTypeError(
                 f"{caller}: can only differentiate by tensors, but "
-                f"{arguments.paths(caller.function)[position]} is {leaf!r} ({type(leaf).__name__}). "
+                f"{arguments.paths(caller.function)[position]} is {summary(leaf)}. "
                 "Make it a tensor, or select other arguments with argnums/argnames."
             )
         if not (leaf.is_floating_point() or leaf.is_complex()):
@@ -120,7 +120,7 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
             if not (isinstance(returned, tuple) and len(returned) == 2):
                 raise OutputError(
                     f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
-                    f"{_summary(returned)}."
+                    f"{summary(returned)}."
                 )
             returned, auxiliary = returned
             aux, aux_spec = flatten(auxiliary)
@@ -151,7 +151,7 @@ def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
         if not isinstance(output, Tensor):
             raise OutputError(
                 f"{caller}: the function must return tensors only, but "
-                f"{output_paths(evaluation)[position]} is {_summary(output)}. "
+                f"{output_paths(evaluation)[position]} is {summary(output)}. "
                 "Return what is not to be differentiated as aux, with has_aux=True."
             )
 
@@ -173,7 +173,7 @@ def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
     outputs = evaluation.outputs
     if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or evaluation.spec is not LEAF:
         raise OutputError(
-            f"{caller}: the function must return one scalar tensor, got {_summary(evaluation.value())}. "
+            f"{caller}: the function must return one scalar tensor, got {summary(evaluation.value())}. "
             "To return more than the value, use has_aux=True."
         )
     shape = tuple(outputs[0].shape)
@@ -212,7 +212,7 @@ def check_match(
     for position, (leaf, tensor) in enumerate(zip(leaves, like, strict=True)):
         if not isinstance(leaf, Tensor):
             raise ArgumentTypeError(
-                f"{caller}: the {kind} for {names()[position]} must be a tensor, got {_summary(leaf)}."
+                f"{caller}: the {kind} for {names()[position]} must be a tensor, got {summary(leaf)}."
             )
         if leaf.shape != tensor.shape or leaf.dtype != tensor.dtype or leaf.device != tensor.device:
             raise ArgumentValueError(
@@ -226,7 +226,8 @@ def _kind(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
 
 
-def _summary(value: Any) -> str:
+def summary(value: Any) -> str:
+    """What something is, on one line."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple | list | dict):

@@ -10,7 +10,7 @@ from covector._engine.attention import differentiable_attention
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums, Arguments, flatten, unflatten
-from covector.errors import Caller, CovectorError
+from covector.errors import Caller, CovectorError, UnsupportedError
 from covector.transforms._door import accept_differentiable, check_function, runner
 from covector.transforms._jacobian import Request, by_columns, by_rows, rows_of
 
@@ -71,6 +71,8 @@ def hessian(
             return _reverse_over_reverse(caller, arguments, request)
         except _ManyOutputs:
             return _forward_over_reverse(caller, arguments, request)
+        except UnsupportedError as error:
+            return _after(error, caller, arguments, request)
         except CovectorError:
             raise
         except RuntimeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -61,9 +61,20 @@ def as_function(
         if any(fnmatchcase(name, pattern) for pattern in patterns)
     }
 
+    expected = set(params)
+
     def fn(params: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(params, Mapping) or set(params) != expected:
+            raise ArgumentTypeError(
+                f"as_function({type(module).__name__}): call fn(params, ...) with a dict of the parameters "
+                f"{', '.join(sorted(expected))}; got {_keys(params)}."
+            )
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         return functional_call(module, {**buffers, **params}, args, kwargs)
 
     fn.__name__ = type(module).__name__
     return fn, params
+
+
+def _keys(params: Any) -> str:
+    return ", ".join(sorted(map(str, params))) if isinstance(params, Mapping) else type(params).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from covector.errors import (
     PrecisionWarning,
     warn,
 )
+from covector.transforms._door import summary
 from covector.transforms.module import as_function
 from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
@@ -49,7 +50,7 @@ def check(
     check_forward_ad: bool = False,
     check_backward_ad: bool = True,
     fast_mode: bool = False,
-    kinks: str = "fail",
+    kinks: Literal["fail", "pass"] = "fail",
     probes: int = 4,
     max_entries: int | None = None,
     seed: int = 0,
@@ -97,6 +98,7 @@ def check(
         Tolerance(atol, rtol, eps, kinks, seed),
         fast=fast_mode,
         probes=probes,
+        max_entries=max_entries,
         nondet_tol=nondet_tol,
         reverse=check_backward_ad,
         forward=check_forward_ad,
@@ -107,11 +109,16 @@ def check(
     )
     _checked("check", options)
     caller = _caller("check", func)
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise ArgumentTypeError(
+            f"{caller}: kwargs must be a dict, got {summary(kwargs)}. Several inputs go into one tuple: "
+            "check(f, (a, b))."
+        )
     if isinstance(func, Module):
         caller, arguments = _module_call(func, inputs, kwargs)
     else:
         arguments = _arguments(caller, inputs, kwargs, argnums, argnames)
-    return _report(caller, arguments, options, max_entries=max_entries)
+    return _report(caller, arguments, options)
 
 
 def gradcheck(
@@ -131,7 +138,7 @@ def gradcheck(
     check_backward_ad: bool = True,
     fast_mode: bool = False,
     masked: bool | None = None,
-    kinks: str = "fail",
+    kinks: Literal["fail", "pass"] = "fail",
     seed: int = 0,
 ) -> bool:
     """Whether the derivatives of a function agree with differences; raises if not.
@@ -183,7 +190,7 @@ def gradgradcheck(
     check_rev_over_rev: bool = True,
     fast_mode: bool = False,
     masked: bool | None = None,
-    kinks: str = "fail",
+    kinks: Literal["fail", "pass"] = "fail",
     seed: int = 0,
 ) -> bool:
     """Whether the second derivatives of a function agree with differences of the first; raises if not.
@@ -221,14 +228,15 @@ def gradgradcheck(
             cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
         backward = Caller("gradgradcheck", _backward(first, len(given)))
         arguments = _arguments(backward, (*given, *cotangents))
-        report = _report(backward, arguments, options, name=str(caller), in_place=first.closes_over)
+        report = _report(backward, arguments, options, first)
     return _answer(report, raise_exception)
 
 
 def _caller(verb: str, func: Any) -> Caller:
     if not callable(func):
         raise ArgumentTypeError(
-            f"{verb}: the first argument must be a function, got {func!r} ({type(func).__name__})."
+            f"{verb}: the first argument must be a function, got {summary(func)}. "
+            f"Write {verb}(f, x), not {verb}(f(x), x)."
         )
     return Caller(verb, func)
 
@@ -246,9 +254,26 @@ def _checked(verb: str, options: Options) -> Options:
         raise OptionError(f"{verb}: check_batched_grad needs {reverse}.")
     if options.batched_forward and not options.forward:
         raise OptionError(f"{verb}: check_batched_forward_grad needs {forward}.")
-    if options.tol.kinks not in ("fail", "pass"):
-        raise ArgumentValueError(f"{verb}: kinks must be 'fail' or 'pass', got {options.tol.kinks!r}.")
+    tol = options.tol
+    if tol.kinks not in ("fail", "pass"):
+        raise ArgumentValueError(f"{verb}: kinks must be 'fail' or 'pass', got {tol.kinks!r}.")
+    _check_number(verb, "eps", tol.eps, positive=True)
+    for name, value in (("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol)):
+        _check_number(verb, name, value, positive=False)
+    for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
+    if not isinstance(tol.seed, int):
+        raise ArgumentTypeError(f"{verb}: seed must be an int, got {tol.seed!r}.")
     return options
+
+
+def _check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{verb}: {name} must be a number, got {value!r} ({type(value).__name__}).")
+    if not (0 < value < float("inf") if positive else value >= 0):
+        expected = "positive and finite" if positive else "zero or positive"
+        raise ArgumentValueError(f"{verb}: {name} must be {expected}, got {value!r}.")
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
@@ -270,7 +295,11 @@ def _arguments(
     args = _as_tuple(inputs)
     if argnums is not None or argnames is not None:
         arguments = select(caller, args, kwargs or {}, 0 if argnums is None else argnums, argnames)
-        arguments.only(is_differentiable)
+        if not arguments.only(is_differentiable).chosen:
+            raise ArgumentTypeError(
+                f"{caller}: what argnums and argnames select holds no floating-point or complex tensor: "
+                f"{_kinds(caller, arguments)}."
+            )
     else:
         arguments = Arguments(args, kwargs or {})
         arguments.select(arguments.slots, single=False).only(_requires_grad)
@@ -278,7 +307,7 @@ def _arguments(
         raise ArgumentValueError(
             f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
             "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
-            "complex."
+            "complex. To check a module by its parameters, use check."
         )
     for position, tensor in enumerate(arguments.primals()):
         if tensor.layout is torch.strided and any(
@@ -330,13 +359,14 @@ def _report(
     caller: Caller,
     arguments: Arguments,
     options: Options,
-    name: str = "",
-    max_entries: int | None = None,
-    in_place: bool = False,
+    first: Problem | None = None,
 ) -> Report:
     started = time.perf_counter()
     with unchanged(caller.function):
-        problem = Problem(caller, arguments, max_entries, options.tol.seed, in_place=in_place)
+        closes_over = first is not None and first.closes_over
+        problem = Problem(caller, arguments, options.max_entries, options.tol.seed, in_place=closes_over)
+        if first is not None:
+            problem.name_after(first)
         if problem.coarse:
             warn(
                 f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
@@ -346,9 +376,7 @@ def _report(
         derivatives = Derivatives(problem, options)
         with quiet():
             findings = run_checks(derivatives)
-    verb, function = caller.verb, name or str(caller)[len(caller.verb) + 1 : -1]
-    if name:
-        function = name[len(verb) + 1 : -1]
+    verb, function = caller.verb, (caller if first is None else first.caller).name
     # Names take as long to find as a small check to make; a check that passes is not read.
     passed = verb != "check" and all(f.outcome is Outcome.PASSED for f in findings)
     return Report(
@@ -359,8 +387,9 @@ def _report(
         () if passed else tuple(problem.output_names),
         "" if passed else _method(derivatives),
         options.tol.seed,
-        {"evaluations": problem.evaluations},
+        problem.evaluations,
         time.perf_counter() - started,
+        derivatives.raised,
     )
 
 
@@ -381,7 +410,7 @@ def _answer(report: Report, raise_exception: bool) -> bool:
     if report:
         return True
     if raise_exception:
-        raise GradcheckError(str(report), report)
+        raise GradcheckError(str(report), report) from report.cause
     return False
 
 

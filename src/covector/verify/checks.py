@@ -11,7 +11,7 @@ from torch import Tensor
 from covector._chart import Chart, Sampled, dense
 from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
-from covector.errors import CovectorError, UnsupportedError
+from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.compare import compare
 from covector.verify.derivatives import Derivatives, normal
 from covector.verify.diagnose import failed, finding
@@ -196,7 +196,7 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         except Exception as error:
             return failed(
                 name,
-                f"the backward fails when {which} is undefined: {first_line(error)}",
+                f"the backward fails when {which} is undefined: {first_sentence(error)}",
                 "A cotangent may be None: treat it as zero, or pass check_undefined_grad=False.",
             )
         if all(value is None or not dense(value).any() for value in pulled) and len(missing) == len(outputs):
@@ -243,7 +243,7 @@ def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -
     except RuntimeError as error:
         return failed(
             name,
-            f"vmap over the derivative fails: {first_line(error)}",
+            f"vmap over the derivative fails: {first_sentence(error)}",
             "Pass check_batched_grad=False if the operation is not meant to be batched.",
         )
     for a, b in zip(got, expected, strict=True):
@@ -254,18 +254,18 @@ def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -
     return Finding(name, Outcome.PASSED)
 
 
-def first_line(error: BaseException) -> str:
-    """The beginning of an error's text."""
-    return str(error).strip().partition("\n")[0][:200]
-
-
 @dataclass(frozen=True)
 class Check:
-    """One row of the table."""
+    """One row of the table: a check, the mode it belongs to, and what else asks for it."""
 
     name: str
-    applies: Callable[[Derivatives], bool]
+    mode: Callable[[Derivatives], bool]
     run: Callable[[Derivatives], Finding]
+    wanted: Callable[[Derivatives], bool] = lambda d: True
+
+    def applies(self, d: Derivatives) -> bool:
+        """Whether the check is to be made."""
+        return self.mode(d) and self.wanted(d)
 
 
 def _reverse(d: Derivatives) -> bool:
@@ -276,18 +276,22 @@ def _forward(d: Derivatives) -> bool:
     return d.options.forward and d.problem.differentiable
 
 
+def _neither(d: Derivatives) -> bool:
+    return not d.problem.differentiable
+
+
 CHECKS = (
-    Check("no derivative", lambda d: not d.problem.differentiable, no_derivative),
+    Check("no derivative", _neither, no_derivative),
     Check("reverse mode", _reverse, reverse_mode),
     Check("forward mode", _forward, forward_mode),
     Check("linearity", _forward, forward_linearity),
     Check("gradient kind", _reverse, gradient_kind),
     Check("determinism", _reverse, determinism),
     Check("linearity", _reverse, linearity),
-    Check("undefined cotangents", lambda d: _reverse(d) and d.options.undefined, undefined_cotangents),
-    Check("undefined tangents", lambda d: _forward(d) and d.options.undefined, undefined_tangents),
-    Check("batched gradients", lambda d: _reverse(d) and d.options.batched, batched_reverse),
-    Check("batched forward gradients", lambda d: _forward(d) and d.options.batched_forward, batched_forward),
+    Check("undefined cotangents", _reverse, undefined_cotangents, lambda d: d.options.undefined),
+    Check("undefined tangents", _forward, undefined_tangents, lambda d: d.options.undefined),
+    Check("batched gradients", _reverse, batched_reverse, lambda d: d.options.batched),
+    Check("batched forward gradients", _forward, batched_forward, lambda d: d.options.batched_forward),
 )
 
 
@@ -298,7 +302,7 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
     if d.probing and (pure := purity(d)).outcome is not Outcome.PASSED:
         return (pure,)
     try:
-        findings = tuple(_outcome_of(check, d) for check in CHECKS if check.applies(d))
+        findings = _all_findings(d)
     except ShapeChange as error:
         return (failed("purity", str(error), "A derivative needs outputs of a fixed shape."),)
     # An impure function differs from its differences, so entry by entry it is asked for on failure only.
@@ -308,13 +312,23 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
     return findings
 
 
-def _outcome_of(check: Check, d: Derivatives) -> Finding:
-    """What a check finds; a derivative that raises is a finding too, a function that raises is not."""
-    try:
-        return check.run(d)
-    except UnsupportedError as error:
-        return Finding(check.name, Outcome.UNSUPPORTED, str(error))
-    except Exception as error:
-        if isinstance(error, CovectorError | ShapeChange) or error is d.problem.raised:
-            raise
-        return failed(check.name, f"the derivative raised: {first_line(error)}")
+def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
+    """What the checks find. A mode that raises or is not supported is reported once."""
+    findings: list[Finding] = []
+    out: set[Callable[[Derivatives], bool]] = set()
+    for check in CHECKS:
+        if check.mode in out or not check.applies(d):
+            continue
+        try:
+            findings.append(check.run(d))
+        except UnsupportedError as error:
+            findings.append(Finding(check.name, Outcome.UNSUPPORTED, str(error)))
+            out.add(check.mode)
+        except Exception as error:
+            # A derivative that raises is a finding; a function that raises is not.
+            if isinstance(error, CovectorError | ShapeChange) or error is d.problem.raised:
+                raise
+            d.raised = error
+            findings.append(failed(check.name, f"the derivative raised {type(error).__name__}: {error}"))
+            out.add(check.mode)
+    return tuple(findings)

@@ -41,7 +41,7 @@ class Verdict:
     mismatches: tuple[Mismatch, ...] = ()
     count: int = 0
     entries: int = 0
-    colours: int = 0
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _NO_CELLS = Cells(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.
 def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     """Compare every entry of the analytic Jacobian with differences of the function."""
     groups = coloured(analytic.rows, analytic.columns, analytic.shape, tol.seed)
-    verdict = Verdict(Outcome.PASSED, entries=analytic.shape[0] * analytic.shape[1], colours=groups.count)
+    verdict = Verdict(Outcome.PASSED, entries=analytic.shape[0] * analytic.shape[1])
     if 0 in analytic.shape:
         return verdict
     step = groups.weight * problem.step(tol.eps)
@@ -137,7 +137,8 @@ def _second_look(
                     found,
                     count=max(count, len(found.mismatches)),
                     entries=verdict.entries,
-                    colours=groups.count,
+                    # Only where each column was looked at by itself is a cell an entry.
+                    counted=groups.count == groups.colour.numel(),
                 )
     return verdict
 
@@ -253,8 +254,9 @@ def verdict_of(judged: list[tuple[Outcome, Mismatch]]) -> Verdict:
             for outcome, mismatch in judged
         ]
     worst = Outcome.FAILED if any(o is Outcome.FAILED for o, _ in judged) else Outcome.INCONCLUSIVE
-    named = tuple(mismatch for outcome, mismatch in judged if outcome is worst)
-    return Verdict(worst, named, len(named))
+    named = [mismatch for outcome, mismatch in judged if outcome is worst]
+    named.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
+    return Verdict(worst, tuple(named), len(named), counted=False)
 
 
 def unit(size: int, index: int) -> Tensor:

@@ -24,6 +24,7 @@ class Options:
     tol: Tolerance
     fast: bool = False
     probes: int = 4
+    max_entries: int | None = None
     nondet_tol: float = 0.0
     reverse: bool = True
     forward: bool = False
@@ -41,6 +42,7 @@ class Derivatives:
         self.options = options
         self.reverse = ReverseMap(problem)
         self._linear = True
+        self.raised: BaseException | None = None
 
     @property
     def probing(self) -> bool:

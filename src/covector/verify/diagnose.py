@@ -24,7 +24,16 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         advice = 'Move the inputs away from the kink, or pass kinks="pass".'
     elif factor := _common_factor(verdict):
         advice = f"The analytic value is {factor:.3f} x the numeric one there."
-    return Finding(name, verdict.outcome, summary, verdict.mismatches, verdict.count, verdict.entries, advice)
+    return Finding(
+        name,
+        verdict.outcome,
+        summary,
+        verdict.mismatches,
+        verdict.count,
+        verdict.entries,
+        advice,
+        verdict.counted,
+    )
 
 
 def _common_factor(verdict: Verdict) -> float | None:

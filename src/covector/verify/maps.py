@@ -101,7 +101,10 @@ class ForwardMap(_QuietMap):
                 raise
             names = graph.functions_without("jvp", problem.graph_outputs)
             if "custom" in operation and names:
-                operation = ", ".join(names)
+                raise UnsupportedError(
+                    f"{', '.join(names)} defines no jvp, which forward mode needs; define it, or leave "
+                    "check_forward_ad out"
+                ) from error
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
         return [tangent.detach() for tangent in pushed.filled()]
 

@@ -22,7 +22,8 @@ from covector._chart import Chart, Sampled, dense, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._tree import Arguments, flatten, leaf_paths
-from covector.errors import Caller
+from covector.errors import Caller, OutputError
+from covector.transforms._door import summary
 
 # A batch of evaluations holds at most this many numbers of input and output.
 _BATCH_NUMBERS = 1 << 21
@@ -118,6 +119,11 @@ class Problem:
 
     def _take(self, returned: Any) -> None:
         leaves, self.spec = flatten(returned)
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+            raise OutputError(
+                f"{self.caller}: the function must return tensors, got {summary(returned)}. Did it call "
+                ".item(), or forget to return?"
+            )
         self._returned = returned
         self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
         self.differentiable = bool(self.kept)
@@ -198,6 +204,12 @@ class Problem:
         """The outputs of another run at the same point."""
         with torch.no_grad():
             return self.value(self.variables)
+
+    def name_after(self, first: Problem) -> None:
+        """Call inputs and outputs what they are when the function is the backward of another problem."""
+        cotangents = [f"grad_{name}" for name in first.output_names]
+        self.__dict__["input_names"] = (first.input_names + cotangents)[: len(self.originals)]
+        self.__dict__["output_names"] = [f"grad_{name}" for name in first.input_names]
 
     def call(self, primals: Sequence[Tensor], others: Sequence[Any] | None = None) -> Any:
         """The function with these tensors in place of the chosen leaves."""

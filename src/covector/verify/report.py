@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import textwrap
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +19,7 @@ class Outcome(StrEnum):
 
 
 _RANK = list(Outcome)
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Finding:
     count: int = 0
     entries: int = 0
     advice: str = ""
+    counted: bool = True
 
     def lines(self) -> list[str]:
         """The finding for people."""
@@ -76,10 +79,10 @@ class Finding:
         # What is true of several entries is said once.
         lines += [f"  {note}." for note in dict.fromkeys(m.note for m in self.mismatches) if note]
         if self.mismatches and self.entries:
-            shown = (
-                f"; the worst {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
-            )
-            lines.append(f"  {self.count} of {self.entries} entries differ{shown}.")
+            what = "differ" if self.outcome is Outcome.FAILED else "could not be decided"
+            few = f"; {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
+            least = "" if self.counted else "At least "
+            lines.append(f"  {least}{self.count} of {self.entries} entries {what}{few}.")
         if self.advice:
             lines.append(f"  {self.advice}")
         return lines
@@ -96,8 +99,9 @@ class Report:
     outputs: tuple[str, ...] = ()
     method: str = ""
     seed: int = 0
-    evaluations: dict[str, int] = field(default_factory=dict)
+    evaluations: int = 0
     seconds: float = 0.0
+    cause: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -118,13 +122,15 @@ class Report:
         for finding in bad:
             lines += finding.lines()
         if not bad:
-            lines.append(f"checks: {', '.join(f.check for f in self.findings)}")
-        lines.append(f"how: {self.method}; {_counts(self.evaluations)}")
-        return "\n".join(lines)
+            lines.append(f"checks: {', '.join(dict.fromkeys(f.check for f in self.findings))}")
+        calls = "1 call" if self.evaluations == 1 else f"{self.evaluations} calls"
+        lines.append(f"how: {self.method}; {calls} of the function")
+        return "\n".join(part for line in lines for part in _wrapped(line))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        data = asdict(self)
+        data = asdict(replace(self, cause=None))
+        del data["cause"]
         data["outcome"] = self.outcome.value
         for finding, original in zip(data["findings"], self.findings, strict=True):
             finding["outcome"] = original.outcome.value
@@ -137,6 +143,13 @@ class Report:
         return json.dumps(_finite(self.to_dict()), indent=2)
 
 
+def _wrapped(line: str) -> list[str]:
+    """The line, or several that fit a terminal; rows of a table stay whole."""
+    if len(line) <= _WIDTH or "   analytic " in line:
+        return [line]
+    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -145,7 +158,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value
-
-
-def _counts(evaluations: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in evaluations.items() if count) or "no evaluation"
