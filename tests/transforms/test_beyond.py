@@ -155,9 +155,7 @@ def test_legacy_function():
 
 def test_legacy_function_whose_backward_cannot_be_batched():
     """The rows are then computed in a loop, with one warning that says why."""
-    with pytest.warns(
-        BatchingWarning, match=r"jacrev\(LegacyBranch.apply\): .* one by one.*item"
-    ):
+    with pytest.warns(BatchingWarning, match=r"jacrev\(LegacyBranch.apply\): .* one by one.*item"):
         assert_close(covector.jacrev(LegacyBranch.apply)(x), x.cos().diag())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
