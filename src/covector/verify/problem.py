@@ -119,7 +119,7 @@ class Problem:
 
     def _take(self, returned: Any) -> None:
         leaves, self.spec = flatten(returned)
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        if leaves and not any(isinstance(leaf, Tensor) for leaf in leaves):
             raise OutputError(
                 f"{self.caller}: the function must return tensors, got {summary(returned)}. Did it call "
                 ".item(), or forget to return?"
