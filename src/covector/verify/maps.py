@@ -15,8 +15,8 @@ from covector._tree import Evaluation, flatten
 from covector.errors import ResourceError, UnsupportedError
 from covector.verify.problem import Problem
 
-# A chunk of a Jacobian holds at most this many numbers of input and output.
-_CHUNK_NUMBERS = 1 << 22
+# A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
+_CHUNK_NUMBERS = 1 << 18
 
 # A Jacobian with fewer entries than this share is kept as a list of them.
 _SPARSE = 0.1
@@ -136,7 +136,21 @@ class Matrix(NamedTuple):
 
     def largest(self) -> float:
         """The largest entry, without its sign."""
-        return float(self.values.abs().max()) if self.values.numel() else 0.0
+        values = self.values if self.dense is None else self.dense
+        return float(values.abs().max()) if values.numel() else 0.0
+
+    def filled(self) -> Tensor:
+        """The matrix with its zeros written out."""
+        if self.dense is not None:
+            return self.dense
+        result = torch.zeros(self.shape, dtype=torch.float64)
+        result[self.rows, self.columns] = self.values
+        return result
+
+    @property
+    def listed(self) -> bool:
+        """Whether the entries that are not zero are known one by one."""
+        return self.dense is None or self.dense.numel() <= _SMALL
 
     def entry(self, row: int, column: int) -> float:
         """One entry."""
@@ -165,10 +179,10 @@ def chunk_of(problem: Problem) -> int:
 def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
     """The Jacobian by reverse mode, a chunk of rows at a time."""
     shape = (problem.outputs.size, problem.inputs.size)
-    size = chunk_of(problem)
+    size, small = chunk_of(problem), shape[0] * shape[1] <= _SMALL
     of_zero = torch.zeros(shape[1], dtype=torch.float64)
     whole: list[Tensor] = []
-    sparse: list[tuple[Tensor, Tensor, Tensor]] = []
+    entries: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, shape[0], size):
         stop = min(start + size, shape[0])
         # One row past the end of the basis: the image of a cotangent of zero.
@@ -176,30 +190,35 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
         block = problem.inputs.stack_to_coords(reverse.apply_batch(basis))
         if stop == shape[0]:
             of_zero, block = block[-1], block[:-1]
-        entries = _entries(block, start)
-        small = shape[0] * shape[1] <= _SMALL
-        if small or entries[0].numel() > _SPARSE * block.numel():
+        if small or not whole:
+            entries.append(_entries(block, start))
+        if small or whole or entries[-1][0].numel() > _SPARSE * block.numel():
             if shape[0] * shape[1] > _LARGEST:
                 raise ResourceError(
                     f"the Jacobian has {shape[0]} x {shape[1]} entries, most of them not zero; checking "
                     "each would take too much memory. Pass fast_mode=True, or max_entries=."
                 )
+            if not whole and start:
+                whole.append(_matrix((start, shape[1]), [], entries[:-1]).filled())
             whole.append(block)
-        sparse.append(entries)
-    matrix = _matrix(shape, whole if len(whole) == len(sparse) else [], sparse)
+            if not small:
+                entries = []
+    matrix = _matrix(shape, whole, entries)
     return matrix._replace(of_zero=of_zero)
 
 
 def _matrix(
     shape: tuple[int, int], blocks: list[Tensor], sparse: list[tuple[Tensor, Tensor, Tensor]]
 ) -> Matrix:
+    whole = None if not blocks else blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     if not sparse:
         none = torch.zeros(0, dtype=torch.int64)
-        return Matrix(shape, torch.zeros(shape, dtype=torch.float64), none, none, none)
+        empty = torch.zeros(0, dtype=torch.float64)
+        whole = torch.zeros(shape, dtype=torch.float64) if whole is None else whole
+        return Matrix(shape, whole, none, none, empty)
     rows, columns, values = (
         sparse[0] if len(sparse) == 1 else [torch.cat(part) for part in zip(*sparse, strict=True)]
     )
-    whole = None if not blocks else blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     return Matrix(shape, whole, rows, columns, values)
 
 
@@ -212,4 +231,5 @@ def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
         basis = problem.inputs.basis(start, min(start + size, shape[1]))
         blocks.append(problem.outputs.stack_to_coords(forward_map.apply_batch(basis)))
     whole = torch.cat(blocks).T.contiguous() if blocks else torch.zeros(shape, dtype=torch.float64)
-    return _matrix(shape, [whole], [_entries(whole, 0)])
+    listed = [_entries(whole, 0)] if whole.numel() <= _SMALL else []
+    return _matrix(shape, [whole], listed)
