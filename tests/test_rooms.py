@@ -15,6 +15,7 @@ ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "verif
 
 PUBLIC = [
     "GradcheckError",
+    "Report",
     "as_function",
     "check",
     "functionalize",

@@ -11,9 +11,11 @@ from covector.transforms.linearize import linearize
 from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
 from covector.verify.api import check, gradcheck, gradgradcheck
+from covector.verify.report import Report
 
 __all__ = [
     "GradcheckError",
+    "Report",
     "as_function",
     "check",
     "functionalize",

@@ -24,6 +24,11 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
+def has_chart(tensor: Tensor) -> bool:
+    """Whether the layout of a tensor is one that charts cover."""
+    return tensor.layout is torch.strided or str(tensor.layout).endswith("mkldnn")
+
+
 class Place(NamedTuple):
     """Where one tensor sits in a chart: its shape, and its range of coordinates."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from covector._chart import Sampled
+from covector._chart import Sampled, has_chart
 from covector._engine import graph, reverse
 from covector._engine.levels import EagerTensors
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
@@ -59,7 +59,8 @@ def check(
 
     An entry passes if |analytic - numeric| <= atol + rtol |numeric|. Nothing is called wrong on the
     evidence of one difference quotient: suspects are looked at again with several steps, extrapolation
-    and an error bound.
+    and an error bound. An `nn.Module` is checked by all its parameters, and by the inputs that require
+    grad; its buffers stay as they are.
 
     Args:
         func: takes the inputs, returns a tree of tensors.
@@ -144,7 +145,9 @@ def gradcheck(
     """Whether the derivatives of a function agree with differences; raises if not.
 
     Drop-in for `torch.autograd.gradcheck`: the same keywords, the same verdicts, in a fraction of the
-    time, and an error that names the entries that are wrong. `check` gives the same as a report.
+    time, and an error that names the entries that are wrong. The keywords are described at `check`, which
+    gives a report; `raise_exception=False` returns False instead of raising. Of a module only the inputs
+    are checked, as in torch. `masked` has no meaning for strided inputs, and no others are taken.
 
     Raises:
         GradcheckError: the derivative was not proved right; its `report` says what was found.
@@ -196,7 +199,9 @@ def gradgradcheck(
     """Whether the second derivatives of a function agree with differences of the first; raises if not.
 
     Drop-in for `torch.autograd.gradgradcheck`. What is checked is the backward of `func`, as a function
-    of the inputs and of the cotangents, which are drawn at random unless `grad_outputs` gives them.
+    of the inputs and of the cotangents, which are drawn at random unless `grad_outputs` gives them; with
+    `gen_non_contig_grad_outputs` they are not contiguous. `check_rev_over_rev` and `check_fwd_over_rev`
+    choose how the backward is differentiated. The other keywords are described at `check`.
 
     Raises:
         GradcheckError: the derivative was not proved right; its `report` says what was found.
@@ -310,6 +315,11 @@ def _arguments(
             "complex. To check a module by its parameters, use check."
         )
     for position, tensor in enumerate(arguments.primals()):
+        if not has_chart(tensor):
+            raise ArgumentTypeError(
+                f"{caller}: {arguments.paths(caller.function)[position]} has layout {tensor.layout}, which is "
+                "not supported; pass a strided tensor and convert it inside the function."
+            )
         if tensor.layout is torch.strided and any(
             stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
         ):

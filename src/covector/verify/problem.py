@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from covector._chart import Chart, Sampled, dense, sampled
+from covector._chart import Chart, Sampled, dense, has_chart, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._tree import Arguments, flatten, leaf_paths
@@ -130,6 +130,12 @@ class Problem:
                 f"{self.caller}: the function must return tensors, got {summary(returned)}. Did it call "
                 ".item(), or forget to return?"
             )
+        for leaf in leaves:
+            if is_differentiable(leaf) and not has_chart(leaf):
+                raise OutputError(
+                    f"{self.caller}: an output has layout {leaf.layout}, which is not supported; return its "
+                    ".to_dense() (with masked_grad=, for a sparse one)."
+                )
         self._returned = returned
         self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
         self.differentiable = bool(self.kept)
