@@ -64,6 +64,11 @@ def chain(x):
     return (x.sin() * x + 1).exp() / 2
 
 
+def waves(x):
+    # No constants: an operand without a tangent costs forward mode more than the transform does, in both.
+    return x.sin() * x.exp() + x
+
+
 def layer(x):
     return torch.tanh(W @ x + B)
 
@@ -74,6 +79,10 @@ def residuals(x):
 
 def chain_sum(x):
     return chain(x).sum()
+
+
+def waves_sum(x):
+    return waves(x).sum()
 
 
 def layer_sum(x):
@@ -91,7 +100,7 @@ def pull(F, f, x):
 
 def _small() -> list[Task]:
     tasks = []
-    for f, scalar in ((chain, chain_sum), (layer, layer_sum), (residuals, rosenbrock)):
+    for f, scalar in ((chain, chain_sum), (waves, waves_sum), (layer, layer_sum), (residuals, rosenbrock)):
         uses: list[tuple[str, Use, float]] = [
             ("grad", lambda F, g=scalar: F.grad(g)(X), 0.5),
             ("vjp", lambda F, f=f: pull(F, f, X), 0.5),

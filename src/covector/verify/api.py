@@ -317,8 +317,8 @@ def _arguments(
     for position, tensor in enumerate(arguments.primals()):
         if not has_chart(tensor):
             raise ArgumentTypeError(
-                f"{caller}: {arguments.paths(caller.function)[position]} has layout {tensor.layout}, which is "
-                "not supported; pass a strided tensor and convert it inside the function."
+                f"{caller}: {arguments.paths(caller.function)[position]} has layout {tensor.layout}, which "
+                "is not supported; pass a strided tensor and convert it inside the function."
             )
         if tensor.layout is torch.strided and any(
             stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
