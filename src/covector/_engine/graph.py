@@ -78,9 +78,8 @@ _NOWHERE = Survey(outside=False, dead_end=False, once=False)
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
-def _is_once_differentiable(node: Any) -> bool:
-    custom = getattr(type(node), "_forward_cls", None)
-    return custom is not None and getattr(custom.backward, "__code__", None) is _ONCE
+# Types of node that torch itself makes, as they are met: nothing has to be asked of them again.
+_plain: set[type] = set()
 
 
 def survey(tensor: Tensor) -> Survey:
@@ -94,17 +93,27 @@ def survey(tensor: Tensor) -> Survey:
     seen = set()
     while pending:
         node = pending.pop()
-        if type(node) is _LeafNode:
+        kind = type(node)
+        if kind is _LeafNode:
             outside = outside or getattr(node.variable, _MARK, True)
-        elif node not in seen:
-            seen.add(node)
-            stuck = True
-            for parent, _ in node.next_functions:
-                if parent is not None:
-                    stuck = False
-                    pending.append(parent)
-            dead_end = dead_end or stuck or type(node).__name__ == "CompiledFunctionBackwardBackward"
-            once = once or _is_once_differentiable(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stuck = True
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                stuck = False
+                pending.append(parent)
+        dead_end = dead_end or stuck
+        if kind not in _plain:
+            custom = getattr(kind, "_forward_cls", None)
+            if kind.__name__ == "CompiledFunctionBackwardBackward":
+                dead_end = True
+            elif custom is not None:
+                once = once or getattr(custom.backward, "__code__", None) is _ONCE
+            else:
+                _plain.add(kind)
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
     return Survey(outside or dead_end, dead_end, once)
 

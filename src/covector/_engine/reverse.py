@@ -27,7 +27,8 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     if levels.dual_level_open():
         primal, tangent = forward_ad.unpack_dual(tensor)
         if tangent is not None:
-            tangent = tangent if keep_graph_of_tangent else tangent.detach()
+            if not (keep_graph_of_tangent and graph.leads_outside(tangent)):
+                tangent = tangent.detach()
             return forward_ad.make_dual(primal.detach(), tangent)
     return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
 
