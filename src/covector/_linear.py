@@ -46,6 +46,9 @@ class Batching:
         return Batching(rung, (*self.reasons, f"{self.rung}: {reason}"))
 
 
+_AT_THE_TOP = Batching()
+
+
 class LinearMap:
     """u -> J u, or v -> J^T v, at one point; `label` says by which mode."""
 
@@ -55,7 +58,7 @@ class LinearMap:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self.batching = Batching()
+        self.batching = _AT_THE_TOP
 
     def apply(self, direction: Tensors) -> Tensors:
         """The image of one direction."""

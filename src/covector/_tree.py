@@ -21,6 +21,8 @@ Spec: TypeAlias = registry.TreeSpec
 Argnums = int | tuple[int, ...]
 Argnames = str | tuple[str, ...] | None
 
+_NO_KEYWORDS: dict[str, Any] = {}
+
 LEAF = registry.treespec_leaf()
 
 
@@ -209,7 +211,7 @@ def select(
 
 def select_all(args: Sequence[Any]) -> Arguments:
     """The call `function(*args)` with every argument marked."""
-    arguments = Arguments(args, {})
+    arguments = Arguments(args, _NO_KEYWORDS)
     return arguments.select(arguments.slots, single=False)
 
 
