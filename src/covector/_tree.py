@@ -92,7 +92,7 @@ class Slot(NamedTuple):
 class Arguments:
     """The arguments of one call, flat, with the leaves to differentiate singled out."""
 
-    __slots__ = ("chosen", "leaves", "selected", "single", "slots")
+    __slots__ = ("_flat", "chosen", "leaves", "selected", "single", "slots")
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.leaves: list[Any] = []
@@ -100,12 +100,14 @@ class Arguments:
         self.selected: list[Slot] = []
         self.chosen: list[int] = []
         self.single = False
+        self._flat = not kwargs  # positional tensors and nothing else: no tree has to be rebuilt
         for key, tree in _keyed(args, kwargs):
             start = len(self.leaves)
             if isinstance(tree, Tensor):
                 self.leaves.append(tree)
                 self.slots.append(Slot(key, start, start + 1, LEAF))
             else:
+                self._flat = False
                 leaves, spec = flatten(tree)
                 self.leaves.extend(leaves)
                 self.slots.append(Slot(key, start, len(self.leaves), spec))
@@ -124,6 +126,8 @@ class Arguments:
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments with these leaves in place of the original ones."""
+        if self._flat:
+            return list(leaves), {}
         args, kwargs = [], {}
         for slot in self.slots:
             if isinstance(slot.key, int):
@@ -136,6 +140,8 @@ class Arguments:
         """One value per leaf to differentiate, arranged like the selected arguments."""
         if self.single and self.selected[0].spec is LEAF:
             return values[0]
+        if self._flat:
+            return tuple(values)
         trees, start = [], 0
         for slot in self.selected:
             count = slot.stop - slot.start

@@ -204,6 +204,8 @@ def check_match(
     names: Callable[[], list[str]],
 ) -> list[Tensor]:
     """The leaves of a tree of tangents or cotangents, which has to fit the tensors they belong to."""
+    if spec is LEAF and isinstance(tree, Tensor) and _alike(tree, like[0]):
+        return [tree]
     leaves, given = flatten(tree)
     if given is not spec and given != spec:
         raise ArgumentValueError(
@@ -214,12 +216,16 @@ def check_match(
             raise ArgumentTypeError(
                 f"{caller}: the {kind} for {names()[position]} must be a tensor, got {summary(leaf)}."
             )
-        if leaf.shape != tensor.shape or leaf.dtype != tensor.dtype or leaf.device != tensor.device:
+        if not _alike(leaf, tensor):
             raise ArgumentValueError(
                 f"{caller}: the {kind} for {names()[position]} must be like it: expected "
                 f"{_kind(tensor)}, got {_kind(leaf)}."
             )
     return leaves
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def _kind(tensor: Tensor) -> str:
