@@ -432,12 +432,21 @@ DEVIATIONS = (
         ("logcumsumexp",),
         pairs(
             "grad/hessian jacrev/hessian vjp/hessian linearize/hessian hessian/grad hessian/jacrev "
-            "hessian/jacfwd hessian/hessian hessian/vjp hessian/linearize grad/linearize jacrev/linearize "
-            "vjp/linearize linearize/grad linearize/jacrev linearize/vjp linearize/linearize"
+            "hessian/jacfwd hessian/hessian hessian/vjp hessian/linearize"
         ),
         "wrong",
         INHERITED,
         "third derivatives of logcumsumexp are nan in plain autograd as well",
+    ),
+    Deviation(
+        ("logcumsumexp",),
+        pairs(
+            "grad/linearize jacrev/linearize vjp/linearize linearize/grad linearize/jacrev linearize/vjp "
+            "linearize/linearize"
+        ),
+        "right",
+        INHERITED,
+        "a defect of ours: linearize needs one reverse derivative more than torch's jvp, and gives nan",
     ),
     Deviation(
         ("logcumsumexp",), pairs("hessian/vmap"), "wrong", RIGHT, "the batching rule under forward mode"
