@@ -28,7 +28,7 @@ from covector.transforms._door import summary
 from covector.transforms.module import as_function
 from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
-from covector.verify.problem import Problem, Tolerance, is_differentiable, quiet
+from covector.verify.problem import NAMED, Problem, Tolerance, is_differentiable, quiet
 from covector.verify.report import Outcome, Report
 
 
@@ -78,7 +78,7 @@ def check(
         fast_mode: compare along random signs instead of entry by entry, where that is cheaper.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
-        probes: how many random signs on each side, in fast mode.
+        probes: along how many vectors of random signs to difference, in fast mode.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
         seed: of everything random here.
@@ -160,7 +160,7 @@ def gradcheck(
         True
     """
     options = Options(
-        Tolerance(atol, rtol, eps, kinks, seed),
+        Tolerance(atol, rtol, eps, kinks, seed, NAMED if raise_exception else 1),
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_backward_ad,
@@ -214,7 +214,7 @@ def gradgradcheck(
         True
     """
     options = Options(
-        Tolerance(atol, rtol, eps, kinks, seed),
+        Tolerance(atol, rtol, eps, kinks, seed, NAMED if raise_exception else 1),
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_rev_over_rev,
@@ -408,12 +408,13 @@ def _method(derivatives: Derivatives) -> str:
     size = f"{problem.outputs.size} x {problem.inputs.size} entries"
     if derivatives.probing:
         return (
-            f"{size}, {derivatives.options.probes} x {derivatives.options.probes} random signs, "
-            f"seed {tol.seed}; several wrong entries that cancel in every pair of signs would be missed"
+            f"{size}, a random cotangent along {derivatives.options.probes} x random signs, seed {tol.seed}; "
+            "several wrong entries that cancel along each of them would be missed"
         )
     if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
         return f"a random sample of {size}, seed {tol.seed}, step {tol.eps:g}"
-    return f"every one of {size}, step {tol.eps:g}"
+    rows = ", rows in random combinations" if derivatives.rows_combined else ""
+    return f"every one of {size}, step {tol.eps:g}{rows}"
 
 
 def _answer(report: Report, raise_exception: bool) -> bool:

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covector.verify.directions import Groups, coloured, singly
+from covector.verify.directions import FEW_COLUMNS, Groups, coloured, singly
 from covector.verify.maps import Matrix
-from covector.verify.problem import Problem, Tolerance, within
+from covector.verify.problem import NotBatchable, Problem, Tolerance, within
 from covector.verify.report import Entry, Mismatch, Outcome
 from covector.verify.slopes import Slopes, slopes_along
 
-# How many groups are looked at again at a time, and how many entries are named.
-_AGAIN = 32
-_NAMED = 8
+# How many groups are looked at again at a time, for each entry that is to be named.
+_AGAIN = 4
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -32,7 +31,7 @@ _NOT_FINITE = "the analytic value is not finite"
 _ROUNDS = 4
 
 # The relative tolerance of a cell in which several columns meet.
-_SHARED_RTOL = 1e-7
+SHARED_RTOL = 1e-7
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,18 @@ _NO_CELLS = Cells(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.
 
 def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     """Compare every entry of the analytic Jacobian with differences of the function."""
-    groups = singly(analytic.shape[1])
-    if analytic.listed:
-        groups = coloured(analytic.rows, analytic.columns, analytic.shape, tol.seed)
     verdict = Verdict(Outcome.PASSED, entries=analytic.shape[0] * analytic.shape[1])
     if 0 in analytic.shape:
         return verdict
-    step = groups.weight * problem.step(tol.eps)
-    suspects = _first_look(problem, analytic, groups, step, tol)
+    groups = singly(analytic.shape[1])
+    try:
+        few = problem.batchable and analytic.shape[1] <= FEW_COLUMNS
+        if not few and analytic.listed:
+            groups = coloured(analytic.entries.rows, analytic.entries.columns, analytic.shape, tol.seed)
+        suspects = _first_look(problem, analytic, groups, tol, loop=not few)
+    except NotBatchable:
+        groups = coloured(analytic.entries.rows, analytic.entries.columns, analytic.shape, tol.seed)
+        suspects = _first_look(problem, analytic, groups, tol)
     if suspects.row.numel() == 0:
         return verdict
     return _second_look(problem, analytic, groups, suspects, tol, verdict)
@@ -83,24 +86,30 @@ def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:
     return rows
 
 
-def _first_look(problem: Problem, analytic: Matrix, groups: Groups, step: Tensor, tol: Tolerance) -> Cells:
+def _first_look(
+    problem: Problem, analytic: Matrix, groups: Groups, tol: Tolerance, *, loop: bool = True
+) -> Cells:
     """One central difference along each group."""
-    smallest, rtol = step.abs(), tol.rtol
-    strictest = tol.atol * float(smallest.min())
-    if groups.count < step.numel():
+    step, rtol = problem.step(tol.eps), tol.rtol
+    smallest, singly = step, groups.count == step.numel()
+    if not singly:
+        step = step * groups.weight
         # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
-        rtol = min(tol.rtol, _SHARED_RTOL)
+        rtol = min(tol.rtol, SHARED_RTOL)
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
         smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    size = max(1, problem.block_size())
+    strictest, size = tol.atol * float(smallest.numpy().min()), problem.block_size()
     for first in range(0, groups.count, size):
         last = min(first + size, groups.count)
-        moves = directions(groups, step, first, last)
-        numeric = problem.differences(moves)
+        if singly:
+            differences = problem.column_differences(step.numpy(), slice(first, last), loop=loop)
+        else:
+            differences = problem.differences(directions(groups, step, first, last)).numpy()
         expected = analytic.along(step, groups.colour, first, last)
-        if within(expected, numeric, rtol, strictest):
+        if within(expected.numpy(), differences, rtol, strictest):
             continue
+        numeric = torch.from_numpy(differences)
         error = (expected - numeric).abs()
         # What rounding alone can do to a difference shows nothing.
         noise = 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
@@ -121,17 +130,21 @@ def _second_look(
     problem: Problem, analytic: Matrix, groups: Groups, suspects: Cells, tol: Tolerance, verdict: Verdict
 ) -> Verdict:
     """Slopes with error bounds along the suspect groups; then the entries behind what remains."""
+    problem.require_pure()
     pending = suspects.colour.unique_consecutive()
     pending = pending[_first_occurrences(pending)]
     resolved = 0
-    for start in range(0, pending.numel(), _AGAIN):
-        batch = pending[start : start + _AGAIN]
-        slopes = [_slopes_of(problem, groups, int(colour)) for colour in batch]
+    for start in range(0, pending.numel(), _AGAIN * tol.named):
+        batch = pending[start : start + _AGAIN * tol.named]
         remaining: list[tuple[int, int]] = []
-        for colour, slope in zip(batch.tolist(), slopes, strict=True):
+        for colour in batch.tolist():
             rows = suspects.row[suspects.colour == colour]
+            slope = _slopes_of(problem, groups, colour, batch=problem.batchable)
             bad = rows[~_settled(analytic, groups, colour, slope, tol)[rows]]
-            if bad.numel() > _NAMED and groups.count < groups.colour.numel():
+            if problem.batchable and bad.numel():
+                slope = _slopes_of(problem, groups, colour)
+                bad = bad[~_settled(analytic, groups, colour, slope, tol)[bad]]
+            if bad.numel() > tol.named and groups.count < groups.colour.numel():
                 bad = bad[~_explained(problem, analytic, groups, colour, slope, tol)[bad]]
             resolved += rows.numel() - bad.numel()
             remaining += [(colour, row) for row in bad.tolist()]
@@ -159,11 +172,11 @@ def _first_occurrences(values: Tensor) -> Tensor:
     return torch.tensor(keep, dtype=torch.int64)
 
 
-def _slopes_of(problem: Problem, groups: Groups, colour: int) -> Slopes:
+def _slopes_of(problem: Problem, groups: Groups, colour: int, *, batch: bool = False) -> Slopes:
     members = groups.members(colour)
     direction = torch.zeros(groups.colour.numel(), dtype=torch.float64)
     direction[members] = groups.weight[members]
-    return slopes_along(problem, direction)
+    return slopes_along(problem, direction, batch=batch)
 
 
 def _explained(
@@ -178,8 +191,8 @@ def _explained(
     again = _slopes_of(problem, other, colour)
     weight = torch.ones(analytic.shape[0], dtype=torch.float64)
     weight_again = weight.clone()
-    mine = groups.colour[analytic.columns] == colour
-    rows, columns = analytic.rows[mine], analytic.columns[mine]
+    mine = groups.colour[analytic.entries.columns] == colour
+    rows, columns = analytic.entries.rows[mine], analytic.entries.columns[mine]
     explained = torch.zeros(analytic.shape[0], dtype=torch.bool)
     for first, second in zip(slopes.families, again.families, strict=False):
         weight[rows] = (groups.weight * first.scale)[columns]
@@ -190,7 +203,7 @@ def _explained(
         )
         error, error_again = off / weight, off_again / weight_again
         value = (first.value / weight).abs()
-        same = (error - error_again).abs() <= tol.atol + _SHARED_RTOL * value + (first.bound / weight).abs()
+        same = (error - error_again).abs() <= tol.atol + SHARED_RTOL * value + (first.bound / weight).abs()
         explained |= same & (error.abs() <= tol.atol + tol.rtol * value)
     return explained
 
@@ -202,7 +215,7 @@ def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol:
         step = groups.weight * slope.scale
         expected = analytic.along(step, groups.colour, colour, colour + 1)[0]
         smallest = step[groups.colour == colour].abs().min()
-        rtol = tol.rtol if groups.count == groups.colour.numel() else _SHARED_RTOL
+        rtol = tol.rtol if groups.count == groups.colour.numel() else SHARED_RTOL
         settled |= (expected - slope.value).abs() <= tol.atol * smallest + rtol * slope.value.abs()
     return settled
 
@@ -229,7 +242,7 @@ def _name(
             if outcome is not Outcome.PASSED:
                 judged.append((outcome, mismatch))
                 break
-        if len(judged) == _NAMED:
+        if len(judged) == tol.named:
             break
     return verdict_of(judged)
 

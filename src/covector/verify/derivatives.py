@@ -9,12 +9,20 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from covector.verify.compare import Verdict
+from covector.verify.directions import random_weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
-from covector.verify.probes import Probes, draw
-from covector.verify.problem import Problem, Tolerance, within
+from covector.verify.probes import Probes, combinations_agree, compare_probe, draw
+from covector.verify.problem import NotBatchable, Problem, Tolerance, within
+from covector.verify.report import Outcome
 
-# Below this many entries looking at each is as cheap as probing.
-_FEW_ENTRIES = 1 << 10
+# Below this many numbers to compute, every column is differenced even in fast mode: it takes no longer.
+_FEW_NUMBERS = 1 << 13
+
+# From this many entries on, a Jacobian with twice as many rows as columns is compared by combinations of
+# its rows: differencing every column then takes less than pulling every row back.
+_MANY_ENTRIES = 1 << 14
+_COMBINATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,11 @@ class Options:
     batched: bool = False
     batched_forward: bool = False
 
+    @property
+    def brief(self) -> bool:
+        """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
+        return self.tol.named == 1
+
 
 class Derivatives:
     """A problem, and the derivatives of it that several checks need, each computed once."""
@@ -42,13 +55,48 @@ class Derivatives:
         self.options = options
         self.reverse = ReverseMap(problem)
         self._linear = True
+        self.rows_combined = False
         self.raised: BaseException | None = None
 
     @property
     def probing(self) -> bool:
-        """Whether random signs are used instead of every entry."""
-        entries = self.problem.inputs.size * self.problem.outputs.size
-        return self.options.fast and entries > _FEW_ENTRIES
+        """Whether differences are taken along random signs instead of every column."""
+        columns, rows = self.problem.inputs.size, self.problem.outputs.size
+        return self.options.fast and columns * (columns + rows) > _FEW_NUMBERS
+
+    @cached_property
+    def combined(self) -> bool:
+        """Whether every column agreed with differences, along random combinations of the rows."""
+        problem, tol = self.problem, self.options.tol
+        rows, columns = problem.outputs.size, problem.inputs.size
+        if self.probing or problem.low_precision or rows * columns == 0:
+            return False
+        tall = problem.batchable and rows >= 2 * columns and rows * columns > _MANY_ENTRIES
+        if not tall and not self.options.fast:
+            return False
+        probes = self.probe if self.options.fast else self.probes
+        try:
+            self.rows_combined = combinations_agree(problem, probes, tol)
+        except NotBatchable:
+            return False
+        return self.rows_combined
+
+    @cached_property
+    def agreed(self) -> bool:
+        """Whether in fast mode the pullback of the random cotangent agreed with differences."""
+        if self.options.fast and self.combined:
+            return True
+        return self.probing and self.probed.outcome is Outcome.PASSED
+
+    @cached_property
+    def probed(self) -> Verdict:
+        """The pullback of the random cotangent against differences along random signs."""
+        return compare_probe(self.problem, self.reverse, self.probe, self.options.probes, self.options.tol)
+
+    @cached_property
+    def probe(self) -> Probes:
+        """The random cotangent and its pullback."""
+        return Probes(self._cotangent[None], self.pulled_coordinates[None])
 
     @cached_property
     def cotangents(self) -> list[Tensor]:
@@ -57,7 +105,7 @@ class Derivatives:
 
     @cached_property
     def _cotangent(self) -> Tensor:
-        return normal(self.problem.outputs.size, self.options.tol.seed)
+        return weights(self.problem.outputs.size, self.options.tol.seed)
 
     @cached_property
     def pulled(self) -> list[Tensor | None]:
@@ -118,20 +166,21 @@ class Derivatives:
         v, got = self._cotangent, self.pulled_coordinates
         if matrix.dense is not None:
             summed = v @ matrix.dense
-            if within(got, summed, self.options.tol.rtol, self.options.tol.atol):
+            if within(got.numpy(), summed.numpy(), self.options.tol.rtol, self.options.tol.atol):
                 return True
             size = v.abs() @ matrix.dense.abs()
         else:
-            weighted = v[matrix.rows] * matrix.values
+            rows, columns, values = matrix.entries
+            weighted = v[rows] * values
             zeros = torch.zeros(matrix.shape[1], dtype=torch.float64)
-            summed = zeros.index_add(0, matrix.columns, weighted)
-            size = zeros.index_add(0, matrix.columns, weighted.abs())
+            summed = zeros.index_add(0, columns, weighted)
+            size = zeros.index_add(0, columns, weighted.abs())
         return self.close(got, summed, size)
 
     def close(self, got: Tensor, expected: Tensor, size: Tensor) -> bool:
         """Equal by the tolerance, relative to the size of what was added up; NaN tells nothing here."""
         rtol, atol = self.options.tol.rtol, self.options.tol.atol + self.options.nondet_tol
-        if within(got, expected, rtol, atol):
+        if within(got.numpy(), expected.numpy(), rtol, atol):
             return True
         allowed = rtol * size + atol
         rounded = (got - expected).abs() <= allowed + 16 * self.problem.derivative_rounding * size
@@ -139,7 +188,7 @@ class Derivatives:
 
     @cached_property
     def probes(self) -> Probes:
-        """Random signs, pulled back; by a loop if the batch disagrees with a single pullback."""
+        """Random combinations of the outputs, pulled back; by a loop if the batch disagrees with one."""
         probes = self._draw(self.reverse)
         if self._adds_up(probes):
             return probes
@@ -153,17 +202,22 @@ class Derivatives:
 
     def is_linear(self) -> bool:
         """Whether pullbacks added up when they were computed."""
-        return (self.probes if self.probing else self.matrix) is not None and self._linear
+        return (self.probes if self._sampling else self.matrix) is not None and self._linear
+
+    @property
+    def _sampling(self) -> bool:
+        """Whether the rows of the Jacobian were combined instead of computed one by one."""
+        return self.probing or self.combined
 
     def of_zero(self) -> Tensor:
         """The pullback of a cotangent of zero."""
-        known = None if self.probing else self.matrix.of_zero
+        known = None if self._sampling else self.matrix.of_zero
         if known is not None:
             return known
         return self.pull([torch.zeros_like(t) for t in self.problem.graph_outputs])
 
     def _draw(self, reverse: ReverseMap) -> Probes:
-        return draw(self.problem, reverse, self.options.probes, self.options.tol.seed)
+        return draw(self.problem, reverse, _COMBINATIONS, self.options.tol.seed + 1)
 
     def _adds_up(self, probes: Probes) -> bool:
         got = self.pull(self.problem.outputs.from_coords(probes.cotangents.sum(0)))
@@ -180,3 +234,9 @@ class Derivatives:
 def normal(size: int, seed: int) -> Tensor:
     """Normally distributed numbers, the same for the same arguments."""
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@lru_cache(maxsize=128)
+def weights(size: int, seed: int) -> Tensor:
+    """Numbers between 1 and 2 with random signs, the same for the same arguments."""
+    return 2 * random_weights(1, size, torch.Generator().manual_seed(seed))[0]

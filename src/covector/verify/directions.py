@@ -13,7 +13,7 @@ from torch import Tensor
 _WORTH = 0.5
 
 # Up to this many columns, one batch of all is cheaper than finding colours.
-_FEW_COLUMNS = 64
+FEW_COLUMNS = 64
 _MOST_CLASSES = 50_000
 
 
@@ -45,13 +45,13 @@ def singly(size: int) -> Groups:
 def coloured(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -> Groups:
     """Groups for the pattern with entries at these rows and columns, or single columns if no better."""
     height, width = shape
-    if width <= 1 or (width <= _FEW_COLUMNS and rows.numel() > height):
+    if width <= 1 or (width <= FEW_COLUMNS and rows.numel() > height):
         return singly(width)
     per_row = torch.bincount(rows, minlength=max(height, 1))
     densest = int(per_row.max()) if rows.numel() else 0
     if densest <= 1:
         return _weighted(torch.zeros(width, dtype=torch.int64), 1, seed)
-    if densest > _WORTH * width or width <= _FEW_COLUMNS:
+    if densest > _WORTH * width or width <= FEW_COLUMNS:
         return singly(width)
     colour, count = _colour_classes(rows.numpy(), columns.numpy(), height, width, seed)
     if count > _WORTH * width:
@@ -62,9 +62,7 @@ def coloured(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -
 def _weighted(colour: Tensor, count: int, seed: int) -> Groups:
     generator = torch.Generator().manual_seed(seed)
     size = colour.numel()
-    signs = torch.randint(0, 2, (size,), generator=generator, dtype=torch.float64) * 2 - 1
-    sizes = 0.5 + 0.5 * torch.rand(size, generator=generator, dtype=torch.float64)
-    return Groups(colour, signs * sizes, count)
+    return Groups(colour, random_weights(1, size, generator)[0], count)
 
 
 def _colour_classes(
@@ -104,3 +102,9 @@ def _colour_classes(
 def random_signs(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Rows of independent +1 and -1."""
     return torch.randint(0, 2, (count, size), generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def random_weights(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Rows of independent numbers between 1/2 and 1, with random signs."""
+    signs = random_signs(count, size, generator)
+    return signs * (0.5 + 0.5 * torch.rand(count, size, generator=generator, dtype=torch.float64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -109,15 +110,44 @@ class ForwardMap(_QuietMap):
         return [tangent.detach() for tangent in pushed.filled()]
 
 
-class Matrix(NamedTuple):
-    """A Jacobian: dense, or as a list of its entries where few of them differ from zero."""
+class Entries(NamedTuple):
+    """The entries of a matrix that are not zero."""
 
-    shape: tuple[int, int]
-    dense: Tensor | None
     rows: Tensor
     columns: Tensor
     values: Tensor
-    of_zero: Tensor | None = None
+
+    @classmethod
+    def of(cls, block: Tensor, start: int = 0) -> Entries:
+        """Those of a block whose first row is row `start` of the matrix."""
+        rows, columns = block.nonzero().unbind(1)
+        return cls(rows + start if start else rows, columns, block[rows, columns])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Entries]) -> Entries:
+        """Those of several blocks."""
+        return parts[0] if len(parts) == 1 else cls(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+class Matrix:
+    """A Jacobian: dense, or as a list of its entries where few of them differ from zero."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dense: Tensor | None = None,
+        entries: Sequence[Entries] = (),
+        of_zero: Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        self.of_zero = of_zero
+        self.dense = torch.zeros(shape, dtype=torch.float64) if dense is None and not entries else dense
+        self._entries = entries
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The entries that are not zero."""
+        return Entries.joined(self._entries) if self.dense is None else Entries.of(self.dense)
 
     def along(self, step: Tensor, colour: Tensor, first: int, last: int) -> Tensor:
         """J applied to the directions of colours first..last: one row for each colour."""
@@ -128,15 +158,15 @@ class Matrix(NamedTuple):
             inside = ((colour >= first) & (colour < last)).nonzero().flatten()
             scaled = (self.dense[:, inside] * step[inside]).T
             return result.index_add_(0, colour[inside] - first, scaled)
-        of = colour[self.columns]
+        rows, columns, values = self.entries
+        of = colour[columns]
         inside = ((of >= first) & (of < last)).nonzero().flatten()
-        columns = self.columns[inside]
-        place = (of[inside] - first, self.rows[inside])
-        return result.index_put_(place, self.values[inside] * step[columns], accumulate=True)
+        place = (of[inside] - first, rows[inside])
+        return result.index_put_(place, values[inside] * step[columns[inside]], accumulate=True)
 
     def largest(self) -> float:
         """The largest entry, without its sign."""
-        values = self.values if self.dense is None else self.dense
+        values = self.entries.values if self.dense is None else self.dense
         return float(values.abs().max()) if values.numel() else 0.0
 
     def filled(self) -> Tensor:
@@ -144,31 +174,27 @@ class Matrix(NamedTuple):
         if self.dense is not None:
             return self.dense
         result = torch.zeros(self.shape, dtype=torch.float64)
-        result[self.rows, self.columns] = self.values
+        result[self.entries.rows, self.entries.columns] = self.entries.values
         return result
 
     @property
     def listed(self) -> bool:
-        """Whether the entries that are not zero are known one by one."""
+        """Whether its entries are few enough to look for a pattern."""
         return self.dense is None or self.dense.numel() <= _SMALL
 
     def entry(self, row: int, column: int) -> float:
         """One entry."""
         if self.dense is not None:
             return float(self.dense[row, column])
-        at = ((self.rows == row) & (self.columns == column)).nonzero().flatten()
-        return float(self.values[at].sum()) if at.numel() else 0.0
+        rows, columns, values = self.entries
+        at = ((rows == row) & (columns == column)).nonzero().flatten()
+        return float(values[at].sum()) if at.numel() else 0.0
 
     def row_columns(self, row: int) -> Tensor:
         """The columns in which this row has an entry."""
         if self.dense is not None:
             return self.dense[row].nonzero().flatten()
-        return self.columns[self.rows == row]
-
-
-def _entries(block: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = block.nonzero().unbind(1)
-    return (rows + start if start else rows), columns, block[rows, columns]
+        return self.entries.columns[self.entries.rows == row]
 
 
 def chunk_of(problem: Problem) -> int:
@@ -180,9 +206,9 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
     """The Jacobian by reverse mode, a chunk of rows at a time."""
     shape = (problem.outputs.size, problem.inputs.size)
     size, small = chunk_of(problem), shape[0] * shape[1] <= _SMALL
-    of_zero = torch.zeros(shape[1], dtype=torch.float64)
+    of_zero: Tensor | None = None
     whole: list[Tensor] = []
-    entries: list[tuple[Tensor, Tensor, Tensor]] = []
+    entries: list[Entries] = []
     for start in range(0, shape[0], size):
         stop = min(start + size, shape[0])
         # One row past the end of the basis: the image of a cotangent of zero.
@@ -190,36 +216,20 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
         block = problem.inputs.stack_to_coords(reverse.apply_batch(basis))
         if stop == shape[0]:
             of_zero, block = block[-1], block[:-1]
-        if small or not whole:
-            entries.append(_entries(block, start))
-        if small or whole or entries[-1][0].numel() > _SPARSE * block.numel():
+        if not small and not whole:
+            entries.append(Entries.of(block, start))
+        if small or whole or entries[-1].rows.numel() > _SPARSE * block.numel():
             if shape[0] * shape[1] > _LARGEST:
                 raise ResourceError(
                     f"the Jacobian has {shape[0]} x {shape[1]} entries, most of them not zero; checking "
                     "each would take too much memory. Pass fast_mode=True, or max_entries=."
                 )
             if not whole and start:
-                whole.append(_matrix((start, shape[1]), [], entries[:-1]).filled())
+                whole.append(Matrix((start, shape[1]), None, entries[:-1]).filled())
             whole.append(block)
-            if not small:
-                entries = []
-    matrix = _matrix(shape, whole, entries)
-    return matrix._replace(of_zero=of_zero)
-
-
-def _matrix(
-    shape: tuple[int, int], blocks: list[Tensor], sparse: list[tuple[Tensor, Tensor, Tensor]]
-) -> Matrix:
-    whole = None if not blocks else blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-    if not sparse:
-        none = torch.zeros(0, dtype=torch.int64)
-        empty = torch.zeros(0, dtype=torch.float64)
-        whole = torch.zeros(shape, dtype=torch.float64) if whole is None else whole
-        return Matrix(shape, whole, none, none, empty)
-    rows, columns, values = (
-        sparse[0] if len(sparse) == 1 else [torch.cat(part) for part in zip(*sparse, strict=True)]
-    )
-    return Matrix(shape, whole, rows, columns, values)
+            entries = []
+    dense = None if not whole else whole[0] if len(whole) == 1 else torch.cat(whole)
+    return Matrix(shape, dense, entries, of_zero)
 
 
 def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
@@ -230,6 +240,4 @@ def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
     for start in range(0, shape[1], size):
         basis = problem.inputs.basis(start, min(start + size, shape[1]))
         blocks.append(problem.outputs.stack_to_coords(forward_map.apply_batch(basis)))
-    whole = torch.cat(blocks).T.contiguous() if blocks else torch.zeros(shape, dtype=torch.float64)
-    listed = [_entries(whole, 0)] if whole.numel() <= _SMALL else []
-    return _matrix(shape, [whole], listed)
+    return Matrix(shape, torch.cat(blocks).T.contiguous() if blocks else None)

@@ -1,8 +1,9 @@
-"""Random signs (fast mode): v^T J u from differences against v^T A u from the derivative.
+"""Random probes (fast mode): v^T J u from differences against v^T A u from the derivative.
 
-With signs on both sides a single wrong entry always shows, at its full size; several wrong entries can
-hide only by cancelling in every pair of probes at once. What is suspicious is judged against the noise
-of the difference itself, then narrowed down to an entry, and decided there by the entry rule.
+The weights in v lie between 1 and 2, with random signs, and u holds signs: a single wrong entry always
+shows, at its full size or more; several wrong entries can hide only by cancelling along every u at once.
+What is suspicious is judged against the noise of the difference itself, then narrowed down to an entry,
+and decided there by the entry rule.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
-from covector.verify.directions import random_signs
+from covector.verify.compare import SHARED_RTOL, Verdict, bisect, judge, unit, verdict_of
+from covector.verify.directions import random_signs, random_weights
 from covector.verify.maps import ForwardMap, ReverseMap
 from covector.verify.problem import Problem, Tolerance
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
+
+# The share of an entry's tolerance that a sum over a column may be off by.
+_FRACTION = 0.02
 
 # How many suspicious pairs are narrowed down.
 _LOCATED = 3
@@ -35,15 +39,36 @@ class Probes:
 
 
 def draw(problem: Problem, reverse: ReverseMap, count: int, seed: int) -> Probes:
-    """Random signs on the outputs, pulled back."""
+    """Random weights on the outputs, pulled back."""
     generator = torch.Generator().manual_seed(seed)
-    signs = random_signs(count, problem.outputs.size, generator)
-    pulled = reverse.apply_batch(problem.outputs.from_coords(signs))
-    return Probes(signs, problem.inputs.stack_to_coords(pulled))
+    cotangents = 2 * random_weights(count, problem.outputs.size, generator)
+    pulled = reverse.apply_batch(problem.outputs.from_coords(cotangents))
+    return Probes(cotangents, problem.inputs.stack_to_coords(pulled))
 
 
-def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: Tolerance) -> Verdict:
-    """Compare v^T A u with v^T J u for every pair of probes, and name an entry where they differ.
+def combinations_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
+    """Whether v^T A is v^T J in every column, to a fraction of what one entry is allowed.
+
+    The weights in v are random in size and sign, so that wrong entries cancel with probability zero. An
+    error that the entry rule allows may show here: what does not agree is looked at entry by entry.
+    """
+    step, cotangents = problem.step(tol.eps), probes.cotangents.T
+    expected = (probes.pulled * step).T
+    size = problem.block_size()
+    for first in range(0, step.numel(), size):
+        columns = slice(first, first + size)
+        numeric = torch.from_numpy(problem.column_differences(step.numpy(), columns, loop=False))
+        error = (numeric @ cotangents).sub_(expected[columns]).abs_()
+        allowed = (numeric.abs_() @ cotangents.abs()).mul_(SHARED_RTOL)
+        if not bool((error <= allowed.add_(step[columns, None], alpha=_FRACTION * tol.atol)).all()):
+            return False
+    return True
+
+
+def compare_probe(
+    problem: Problem, reverse: ReverseMap, probes: Probes, count: int, tol: Tolerance
+) -> Verdict:
+    """Compare v^T A u with v^T J u along random signs u, and name an entry where they differ.
 
     INCONCLUSIVE without a mismatch means that probes cannot tell: the noise hides an entry, or what is
     suspicious could not be narrowed down.
@@ -51,8 +76,9 @@ def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: T
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
+    problem.require_pure()
     generator = torch.Generator().manual_seed(tol.seed + 1)
-    along = random_signs(probes.cotangents.shape[0], problem.inputs.size, generator)
+    along = random_signs(count, problem.inputs.size, generator)
     step = problem.step(tol.eps)
     numeric, noise = _differences(problem, probes.cotangents, along * step)
     smallest = tol.atol * step.min()
@@ -64,7 +90,7 @@ def compare_probes(problem: Problem, reverse: ReverseMap, probes: Probes, tol: T
         if not noise <= _COARSE * smallest:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
     error = (probes.pulled @ (along * step).T - numeric).abs()
-    suspicious = (~(error <= noise + smallest)).nonzero()[:_LOCATED].tolist()
+    suspicious = (~(error <= noise + smallest)).nonzero()[: min(_LOCATED, tol.named)].tolist()
     judged: list[tuple[Outcome, Mismatch]] = []
     for which, direction in suspicious:
         cotangent, pulled = probes.cotangents[which], probes.pulled[which]
@@ -118,7 +144,7 @@ def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[T
 
 def _slopes(problem: Problem, cotangents: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     """v^T J u for every v and u, in units of the scale of each coordinate, with a bound for all."""
-    families = [slopes_along(problem, direction).families[0] for direction in along]
+    families = [slopes_along(problem, direction, batch=problem.batchable).families[0] for direction in along]
     numeric = torch.stack([cotangents @ family.value for family in families], dim=1)
     return numeric, 4 * torch.stack([family.bound.norm() for family in families]).max()
 
