@@ -24,11 +24,13 @@ class Row:
     task: str
     kind: str
     ratio: Ratio
-    target: float
+    target: float | None
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met."""
+        """Whether the target is met; a row without one is there to compare with."""
+        if self.target is None:
+            return ""
         return "ok" if self.ratio.median <= self.target else "over"
 
     def cells(self) -> tuple[str, ...]:
@@ -41,7 +43,7 @@ class Row:
             self.kind,
             f"{ratio.median:.3f}",
             spread,
-            f"{self.target:.2f}",
+            "" if self.target is None else f"{self.target:.2f}",
             self.verdict,
             *sides,
         )

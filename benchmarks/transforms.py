@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, vmap
+from torch.autograd import forward_ad
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils._pytree import tree_leaves
 
@@ -23,12 +25,13 @@ class Task:
 
     name: str
     use: Use
-    target: float
+    target: float | None
     memory_target: float | None = None
+    bare: Callable[[], Any] | None = None
 
     def ours(self) -> Any:
-        """The use with covector."""
-        return self.use(covector)
+        """The use with covector; or the bare operations of torch, to see what no transform can go below."""
+        return self.use(covector) if self.bare is None else self.bare()
 
     def theirs(self) -> Any:
         """The use with torch.func."""
@@ -98,6 +101,12 @@ def pull(F, f, x):
     return vjp_fn(torch.ones_like(output))
 
 
+def push(f, x, u):
+    """`jvp` with nothing around it: one dual level, no checks, no trees, no captured tensors."""
+    with forward_ad.dual_level():
+        return tuple(forward_ad.unpack_dual(f(forward_ad.make_dual(x, u))))
+
+
 def _small() -> list[Task]:
     tasks = []
     for f, scalar in ((chain, chain_sum), (waves, waves_sum), (layer, layer_sum), (residuals, rosenbrock)):
@@ -110,6 +119,8 @@ def _small() -> list[Task]:
             ("hessian", lambda F, g=scalar: F.hessian(g)(X), 0.35),
         ]
         tasks += [Task(f"small {verb} {f.__name__}", use, target) for verb, use, target in uses]
+        bare = partial(push, f, X, U)
+        tasks.append(Task(f"small jvp {f.__name__}, bare torch", uses[2][1], None, bare=bare))
     return sorted(tasks, key=lambda task: task.name)
 
 

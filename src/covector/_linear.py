@@ -69,8 +69,10 @@ class LinearMap:
     ) -> Tensors:
         """The images of many directions, stacked along the first axis as the directions are."""
         count = stacks[0].shape[0]
-        size = max(1, count if chunk_size is None else chunk_size)
-        spans = [slice(start, start + size) for start in range(0, max(count, 1), size)]
+        if chunk_size is None or chunk_size >= count:
+            return self._apply_chunk(stacks, randomness)
+        size = max(1, chunk_size)
+        spans = [slice(start, start + size) for start in range(0, count, size)]
         return _joined([self._apply_chunk([stack[span] for stack in stacks], randomness) for span in spans])
 
     def matrix(

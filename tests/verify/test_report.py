@@ -71,7 +71,7 @@ reverse mode: FAILED: the function is not differentiable at this point
   not differentiable here; the analytic value lies between the one-sided slopes 0 and 1.
   1 of 1 entries differ.
   Move the inputs away from the kink, or pass kinks="pass".
-how: every one of 1 x 1 entries, step 1e-06; 50 calls of the function""",
+how: every one of 1 x 1 entries, step 1e-06; 27 calls of the function""",
     ),
     "random": (
         lambda: covector.check(drawn, x),

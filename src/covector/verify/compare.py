@@ -137,6 +137,7 @@ def _second_look(
     for start in range(0, pending.numel(), _AGAIN * tol.named):
         batch = pending[start : start + _AGAIN * tol.named]
         remaining: list[tuple[int, int]] = []
+        slopes: dict[int, Slopes] = {}
         for colour in batch.tolist():
             rows = suspects.row[suspects.colour == colour]
             slope = _slopes_of(problem, groups, colour, batch=problem.batchable)
@@ -146,11 +147,13 @@ def _second_look(
                 bad = bad[~_settled(analytic, groups, colour, slope, tol)[bad]]
             if bad.numel() > tol.named and groups.count < groups.colour.numel():
                 bad = bad[~_explained(problem, analytic, groups, colour, slope, tol)[bad]]
+            if bad.numel() and groups.count == groups.colour.numel():
+                slopes[colour] = slope  # of one column, evaluated point by point
             resolved += rows.numel() - bad.numel()
             remaining += [(colour, row) for row in bad.tolist()]
         if remaining:
             count = suspects.row.numel() - resolved
-            found = _name(problem, analytic, groups, remaining, tol)
+            found = _name(problem, analytic, groups, remaining, tol, slopes)
             if found.outcome is not Outcome.PASSED:
                 return replace(
                     found,
@@ -221,12 +224,16 @@ def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol:
 
 
 def _name(
-    problem: Problem, analytic: Matrix, groups: Groups, cells: list[tuple[int, int]], tol: Tolerance
+    problem: Problem,
+    analytic: Matrix,
+    groups: Groups,
+    cells: list[tuple[int, int]],
+    tol: Tolerance,
+    by_column: dict[int, Slopes],
 ) -> Verdict:
-    """The entries behind these cells, each judged by itself."""
+    """The entries behind these cells, each judged by itself, by slopes that are known or taken now."""
     judged: list[tuple[Outcome, Mismatch]] = []
     seen: set[tuple[int, int]] = set()
-    by_column: dict[int, Slopes] = {}
     for colour, row in cells:
         members = groups.members(colour)
         known = analytic.row_columns(row)

@@ -421,7 +421,8 @@ class Problem:
         size = self.block_size()
         blocks = []
         for start in range(0, points.shape[0], size):
-            stacks = self._point_chart.from_coords(points[start : start + size])
+            block = points if points.shape[0] <= size else points[start : start + size]
+            stacks = self._point_chart.from_coords(block)
 
             def apply(primals: list[Tensor]) -> list[Tensor]:
                 leaves, _ = flatten(self.call(primals, self._point_others))
