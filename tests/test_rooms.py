@@ -17,6 +17,7 @@ PUBLIC = [
     "GradcheckError",
     "Report",
     "as_function",
+    "as_sparse_gradcheck",
     "check",
     "functionalize",
     "grad",
@@ -43,6 +44,7 @@ IMPLEMENTED = [
     "torch.func.functionalize",
     "torch.autograd.functional",
     "torch.autograd.gradcheck",
+    "torch.sparse.as_sparse_gradcheck",
 ]
 
 

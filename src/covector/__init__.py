@@ -12,11 +12,13 @@ from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
 from covector.verify.api import check, gradcheck, gradgradcheck
 from covector.verify.report import Report
+from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
     "GradcheckError",
     "Report",
     "as_function",
+    "as_sparse_gradcheck",
     "check",
     "functionalize",
     "grad",

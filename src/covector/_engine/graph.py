@@ -168,6 +168,18 @@ def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
     return leaves, seen
 
 
+def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:
+    """Whether every node that gives this variable its gradient belongs to a custom Function."""
+    givers = {
+        node
+        for output in outputs
+        for node in (nodes(output) if output.grad_fn is not None else ())
+        for parent, _ in node.next_functions
+        if type(parent) is _LeafNode and parent.variable is variable
+    }
+    return bool(givers) and all(getattr(type(node), "_forward_cls", None) is not None for node in givers)
+
+
 def undefined(output: Tensor) -> Any:
     """The output, made so that its cotangent reaches the graph as undefined, whatever is passed."""
     return torch._C._functions.UndefinedGrad()(output)

@@ -121,6 +121,7 @@ class Report:
         bad = [f for f in self.findings if f.outcome is not Outcome.PASSED]
         for finding in bad:
             lines += finding.lines()
+        lines += [f"remark: {f.summary}" for f in self.findings if f.outcome is Outcome.PASSED and f.summary]
         if not bad:
             lines.append(f"checks: {', '.join(dict.fromkeys(f.check for f in self.findings))}")
         calls = "1 call" if self.evaluations == 1 else f"{self.evaluations} calls"
