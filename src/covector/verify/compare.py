@@ -326,6 +326,8 @@ def judge(
         estimate.value,
         estimate.bound,
         allowed,
+        row=row,
+        column=column,
     )
     finite = abs(analytic) < float("inf")
     if not estimate.finite or (not finite and slopes.undefined()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covector.verify.compare import Verdict
+from covector.verify.derivatives import Derivatives
 from covector.verify.report import Finding, Outcome
 
 
@@ -46,3 +47,8 @@ def _common_factor(verdict: Verdict) -> float | None:
 def failed(name: str, summary: str, advice: str = "") -> Finding:
     """A finding without entries."""
     return Finding(name, Outcome.FAILED, summary, advice=advice)
+
+
+def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings, with what their entries say about the mistake."""
+    return findings
