@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from covector.verify.problem import Tolerance
 
 _WIDTH = 96
 
-# Tensors with more elements than this are called by name.
-_FEW = 24
+# Tensors are written out if they have no more elements than this together.
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,15 @@ _DEFAULTS = Options(Tolerance(atol=1e-5, rtol=1e-3, eps=1e-6))
 def code(call: Call, options: Options, *, by_name: bool = False) -> str:
     """The call; tensors that are few and small are written out, the others have their parameters' names."""
     names = parameter_names(call.function)
+    sizes = [value.numel() for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+    by_name = by_name or sum(sizes) > _FEW
     given = [
         _written(value, names[i] if i < len(names) else f"arg{i}", by_name)
         for i, value in enumerate(call.args)
     ]
-    inputs = given[0]
-    if len(given) > 1 or not isinstance(call.args[0], Tensor):
-        inputs = f"({', '.join(given)}{',' if len(given) == 1 else ''})"
+    inputs = ", ".join(given)
+    if len(given) != 1 or not isinstance(call.args[0], Tensor):
+        inputs = f"({inputs}{',' if len(given) == 1 else ''})"
     parts = [_function(call.function), inputs]
     if call.kwargs:
         inside = ", ".join(f"{k!r}: {_written(v, k, by_name)}" for k, v in call.kwargs.items())
@@ -85,10 +89,15 @@ def code(call: Call, options: Options, *, by_name: bool = False) -> str:
     for name, read in _KEYWORDS[call.verb]:
         if (value := read(options)) != read(_DEFAULTS) or name == "seed":
             parts.append(f"{name}={value!r}")
-    text = _laid_out(f"covector.{call.verb}", [*parts, *call.extra])
-    if not by_name and max(map(len, text.splitlines())) > _WIDTH:
-        return code(call, options, by_name=True)
-    return text
+    return _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + _remark(call.function)
+
+
+def _remark(function: Callable[..., Any]) -> str:
+    """Where a function stands that has no name."""
+    place = getattr(function, "__code__", None)
+    if place is None or function.__name__.isidentifier():
+        return ""
+    return f"  # the lambda of line {place.co_firstlineno} in {Path(place.co_filename).name}"
 
 
 def _function(function: Callable[..., Any]) -> str:
@@ -110,7 +119,7 @@ def _written(value: Any, name: str, by_name: bool) -> str:
         return repr(value)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    if by_name or type(value) is not Tensor or value.numel() > _FEW or not _plain(value):
+    if by_name or type(value) is not Tensor or not _plain(value):
         return name
     grad = ", requires_grad=True" if value.requires_grad else ""
     return f"torch.tensor({value.tolist()!r}, dtype={value.dtype}{grad})"
@@ -129,8 +138,20 @@ def _plain(value: Tensor) -> bool:
 
 
 def _laid_out(verb: str, parts: list[str]) -> str:
-    """On one line if it fits, otherwise an argument on each."""
+    """On one line if it fits, otherwise an argument on each, and of a long one as much as fits."""
     line = f"{verb}({', '.join(parts)})"
     if len(line) <= _WIDTH - 8:
         return line
-    return "\n".join([f"{verb}(", *(f"    {part}," for part in parts), ")"])
+    lines = [
+        piece
+        for part in parts
+        for piece in textwrap.wrap(
+            f"{part},",
+            _WIDTH - 4,
+            initial_indent="    ",
+            subsequent_indent="        ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join([f"{verb}(", *lines, ")"])

@@ -81,7 +81,7 @@ RULES = (
         "cotangent ignored",
         inputs.ignored,
         "the gradient is the same whatever the cotangent is",
-        "`backward` has to multiply by its grad_output",
+        "grad_output, by which `backward` has to multiply",
     ),
     Rule(
         "saved intermediate",
@@ -114,7 +114,7 @@ RULES = (
         "conjugate",
         parts.conjugate,
         "imaginary parts have the wrong sign",
-        "grad_input is grad_output * derivative.conj(), in torch's convention",
+        "torch's convention: grad_input is grad_output * derivative.conj()",
         ("real part", "sign"),
     ),
     Rule(
@@ -184,18 +184,18 @@ RULES = (
         "kink",
         function.kink,
         "the slopes on the two sides of the point differ",
-        'move the inputs away from the kink, or pass kinks="pass"',
+        'the inputs: move them away from the kink, or pass kinks="pass"',
     ),
     Rule(
         "domain",
         function.domain,
         "the function is not finite around the point",
-        "move the inputs away from where the function is not defined",
+        "the inputs: move them away from where the function is not defined",
     ),
     Rule(
         "noise",
         function.noise,
         "differences are too coarse for the tolerance",
-        "give inputs in float64, a function that accepts them, or larger atol and rtol",
+        "the precision: give float64 inputs, a function that takes them, or larger atol and rtol",
     ),
 )
