@@ -63,7 +63,8 @@ def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, .
 
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
     """What the rules see, surest first; what another rule explains better is left out."""
-    seen = [(rule, found) for rule in table.RULES for found in _fired(rule, case)]
+    seen = _seen([rule for rule in table.RULES if rule.alone], case)
+    seen = seen or _seen([rule for rule in table.RULES if not rule.alone], case)
     explained = {(rule.name, found.where) for rule, found in seen}
     kept = [
         (rule, found)
@@ -72,6 +73,10 @@ def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
     ]
     merged = sorted(_merged(kept, case), key=lambda diagnosis: -diagnosis.confidence)
     return tuple(one for one in merged if one.confidence >= _WORTH * merged[0].confidence)[:_SHOWN]
+
+
+def _seen(rules: Iterable[Rule], case: Case) -> list[tuple[Rule, Found]]:
+    return [(rule, found) for rule in rules for found in _fired(rule, case)]
 
 
 def _fired(rule: Rule, case: Case) -> tuple[Found, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -164,10 +163,10 @@ class Report:
 
         return plain(self)
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from covector.verify.terminal import renderables
+    def __rich__(self) -> Any:
+        from covector.verify.terminal import rendered
 
-        return renderables(self)
+        return rendered(self)
 
     def _repr_html_(self) -> str:
         from covector.verify.page import fragment

@@ -100,12 +100,18 @@ def show(report: Report, file: Any = None) -> None:
     except ImportError:
         print(report, file=file)
         return
-    console = Console(file=file)
-    console.print(report, width=min(_WIDTH, console.width))
+    Console(file=file).print(report)
 
 
-def renderables(report: Report) -> Iterator[Any]:
-    """The report as rich shows it."""
+def rendered(report: Report) -> Any:
+    """The report as rich shows it, no wider than plain text."""
+    from rich.console import Group
+    from rich.constrain import Constrain
+
+    return Constrain(Group(*_rich_parts(report)), _WIDTH)
+
+
+def _rich_parts(report: Report) -> Iterator[Any]:
     from rich.padding import Padding
     from rich.syntax import Syntax
     from rich.text import Text

@@ -19,6 +19,7 @@ class Rule:
     sees: str
     look: str
     yields_to: tuple[str, ...] = ()
+    alone: bool = False  # the point is to blame, so no formula is
 
 
 _ORDER = "the order in which `backward` returns its gradients, which is that of the inputs of `forward`"
@@ -185,17 +186,20 @@ RULES = (
         function.kink,
         "the slopes on the two sides of the point differ",
         'the inputs: move them away from the kink, or pass kinks="pass"',
+        alone=True,
     ),
     Rule(
         "domain",
         function.domain,
         "the function is not finite around the point",
         "the inputs: move them away from where the function is not defined",
+        alone=True,
     ),
     Rule(
         "noise",
         function.noise,
         "differences are too coarse for the tolerance",
         "the precision: give float64 inputs, a function that takes them, or larger atol and rtol",
+        alone=True,
     ),
 )
