@@ -393,7 +393,7 @@ def test_show_writes_to_standard_output(capsys):
     assert capsys.readouterr().out == f"{report}\n"
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [72, 100, 200])
 def test_rich_shows_the_same_within_the_width(width):
     """Verdict, entries, diagnosis and how to reproduce it, never wider than a hundred columns."""
     console = Console(file=Terminal(), force_terminal=True, width=width, record=True)

@@ -139,7 +139,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _number(value: float, digits: int = 6) -> str:
-    return f"{value:.{digits}g}"
+    return f"{value + 0.0:.{digits}g}"  # no -0
 
 
 def _entries(mismatches: Iterable[Mismatch]) -> str:
@@ -219,7 +219,7 @@ def _map(kind: str, title: str, low: str, high: str) -> str:
 _MAPS = (
     '<div class="bar js-only"><strong id="pair-name" class="mono"></strong><span class="space"></span>'
     '<label for="view">Show</label><select id="view"></select><label for="scale">Colours</label>'
-    '<select id="scale"><option value="linear">linear</option><option value="log">logarithmic</option>'
+    '<select id="scale"><option value="log">logarithmic</option><option value="linear">linear</option>'
     "</select>"
     '<button type="button" id="zoom-in">Zoom in</button><button type="button" id="zoom-out">Zoom out</button>'
     '<button type="button" id="zoom-reset">Whole</button></div>'

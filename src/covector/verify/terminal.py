@@ -61,10 +61,10 @@ def _plain_finding(finding: Finding) -> list[str]:
 
 
 def _cells(m: Mismatch) -> tuple[str, ...]:
-    """One row of the table of entries."""
-    numeric = f"{m.numeric:.6g}" + (f" +- {m.bound:.0e}" if m.bound else "")
+    """One row of the table of entries; adding zero makes a zero of -0."""
+    numeric = f"{m.numeric + 0.0:.6g}" + (f" +- {m.bound:.0e}" if m.bound else "")
     relation = ">" if m.beyond else "<="
-    return str(m.entry), f"{m.analytic:.6g}", numeric, f"{m.error:.1e}", f"{relation} {m.allowed:.1e}"
+    return str(m.entry), f"{m.analytic + 0.0:.6g}", numeric, f"{m.error:.1e}", f"{relation} {m.allowed:.1e}"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -113,7 +113,6 @@ def rendered(report: Report) -> Any:
 
 def _rich_parts(report: Report) -> Iterator[Any]:
     from rich.padding import Padding
-    from rich.syntax import Syntax
     from rich.text import Text
 
     title = Text(f"{report.verb}({report.function}) ", style="bold")
@@ -127,8 +126,7 @@ def _rich_parts(report: Report) -> Iterator[Any]:
         yield Text(f"checks: {_checks(report)}")
     if report.reproduce:
         yield Text("\nreproduce", style="bold")
-        code = Syntax(report.reproduce, "python", background_color="default", word_wrap=True)
-        yield Padding(code, (0, 0, 0, 2))
+        yield Padding(Text(report.reproduce), (0, 0, 0, 2))
     yield Text(f"\n{report.how}", style="dim")
 
 
