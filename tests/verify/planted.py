@@ -229,5 +229,5 @@ PLANTED = {
     ),
     "kink": Planted(RELU, STEEP, given(0.0, 1.0)),
     "domain": Planted(torch.log, ruled(torch.log, lambda g, x: 2 * g / x), given(0.0, 1.0), given(0.5, 1.0)),
-    "noise": Planted(single_sine(1.0), single_sine(3.0), line),
+    "noise": Planted(single_sine(1.0), single_sine(3.0), given(0.5)),
 }

@@ -396,7 +396,9 @@ def _report(
             )
         derivatives = Derivatives(problem, options)
         with quiet():
-            findings = diagnosed(derivatives, run_checks(derivatives))
+            findings = run_checks(derivatives)
+            if not options.brief:
+                findings = diagnosed(derivatives, findings)
     verb, function = caller.verb, (caller if first is None else first.caller).name
     # Names take as long to find as a small check to make; a check that passes is not read.
     right = all(f.outcome is Outcome.PASSED for f in findings)

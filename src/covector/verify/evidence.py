@@ -24,14 +24,15 @@ from covector.verify.report import Entry, Mismatch
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of the Jacobians may be looked at: entries in all, and rows or columns of a sample."""
+    """How much may be looked at: entries in all, rows or columns of a sample, columns one by one."""
 
     entries: int
     sample: int
+    singly: int
 
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48)
-PAGE = Budget(entries=1 << 23, sample=1024)
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, singly=128)
+PAGE = Budget(entries=1 << 23, sample=1024, singly=4096)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def gather(d: Derivatives, mode: str, mismatches: Sequence[Mismatch], budget: Bu
     problem = d.problem
     height, width = problem.outputs.size, problem.inputs.size
     rows, columns = torch.arange(height), torch.arange(width)
-    whole = height * width <= budget.entries
+    # Without batches every column takes four runs of the function.
+    whole = height * width <= budget.entries and (problem.batchable or width <= budget.singly)
     if not whole:
         rows = _spread(height, budget.sample, [m.row for m in mismatches])
         columns = _spread(width, budget.sample, [m.column for m in mismatches])
@@ -186,10 +188,10 @@ def _cut(matrix: Matrix, rows: Tensor, columns: Tensor) -> Tensor:
     place[rows] = torch.arange(rows.numel())
     across = torch.full((matrix.shape[1],), -1)
     across[columns] = torch.arange(columns.numel())
-    at, over = place[matrix.rows], across[matrix.columns]
+    at, over = place[matrix.entries.rows], across[matrix.entries.columns]
     inside = (at >= 0) & (over >= 0)
     result = torch.zeros(rows.numel(), columns.numel(), dtype=torch.float64)
-    return result.index_put_((at[inside], over[inside]), matrix.values[inside], accumulate=True)
+    return result.index_put_((at[inside], over[inside]), matrix.entries.values[inside], accumulate=True)
 
 
 def _numeric(problem: Problem, rows: Tensor, columns: Tensor, eps: float) -> tuple[Tensor, Tensor]:
