@@ -22,9 +22,11 @@ from mutants import (
     only,
     quotient,
     ruled,
+    stale_square,
     trembling_cube,
 )
 
+ROOT = Path(__file__).parent.parent.parent
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 pytestmark = pytest.mark.filterwarnings("ignore::covector.errors.PrecisionWarning")
@@ -55,6 +57,13 @@ def test_every_rule_has_a_planted_bug():
     assert len(set(names)) == len(names)
     assert set(PLANTED) == set(names)
     assert all(set(rule.yields_to) <= set(names) - {rule.name} for rule in RULES)
+
+
+def test_the_table_is_in_the_documents():
+    """Word for word, and in this order."""
+    document = (ROOT / "docs" / "diagnosis.md").read_text()
+    rows = [f"| {rule.name} | {rule.sees} | {rule.look} |" for rule in RULES]
+    assert "\n".join(rows) in document
 
 
 @each_rule
@@ -217,6 +226,24 @@ def test_large_functions_in_fast_mode_are_diagnosed_from_a_sample():
         "the gradient is wrong at `x[733]` only, in one entry of the Jacobian; it has the wrong sign there",
     )
     assert said(cubed(lambda d: 2 * d), x, fast_mode=True)[0][0] == "factor"
+
+
+def test_a_derivative_that_raises_may_be_stale_too():
+    """In fast mode the batch comes first, and the backward meets a value that it left behind."""
+    report = covector.check(stale_square(), normal((40,))(0), fast_mode=True)
+    assert [d.rule for d in diagnoses(report)] == ["stale value"]
+
+
+def test_a_verdict_that_nobody_reads_is_not_diagnosed(monkeypatch):
+    seen = []
+    watching = [replace(rule, find=lambda case: iter(seen.append(case) or ())) for rule in RULES]
+    monkeypatch.setattr(table, "RULES", tuple(watching))
+    wrong = cubed(lambda d: 2 * d)
+    assert covector.gradcheck(wrong, VECTOR(0), raise_exception=False) is False
+    assert covector.gradcheck(torch.sin, VECTOR(0))
+    assert seen == []
+    assert not covector.check(wrong, VECTOR(0))
+    assert seen
 
 
 def test_diagnoses_are_few_and_the_surest_comes_first():

@@ -55,7 +55,7 @@ def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, .
         return findings  # other entries the next time
     return tuple(
         replace(found, diagnoses=diagnoses(Case(d, found, found.check)))
-        if found.check in _MODES and found.mismatches
+        if found.check in _MODES and found.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
         else found
         for found in findings
     )
@@ -64,7 +64,9 @@ def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, .
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
     """What the rules see, surest first; what another rule explains better is left out."""
     seen = _seen([rule for rule in table.RULES if rule.alone], case)
-    seen = seen or _seen([rule for rule in table.RULES if not rule.alone], case)
+    if not seen:
+        able = [rule for rule in table.RULES if not rule.alone and (case.readable or not rule.entries)]
+        seen = _seen(able, case)
     explained = {(rule.name, found.where) for rule, found in seen}
     kept = [
         (rule, found)

@@ -143,6 +143,14 @@ class Case:
         return tuple(suspect for suspect in parts if suspect is not None)
 
     @cached_property
+    def readable(self) -> bool:
+        """Whether there are entries to look at; the function may not let itself be run again."""
+        try:
+            return bool(self.finding.mismatches) and bool(self.suspects)
+        except Exception:
+            return False
+
+    @cached_property
     def of_zero(self) -> Tensor | None:
         """The pullback of a cotangent of zero, on the columns of the evidence."""
         if self.mode != "reverse mode":

@@ -20,6 +20,7 @@ class Rule:
     look: str
     yields_to: tuple[str, ...] = ()
     alone: bool = False  # the point is to blame, so no formula is
+    entries: bool = True  # it looks at entries, of which there are none if the derivative raises
 
 
 _ORDER = "the order in which `backward` returns its gradients, which is that of the inputs of `forward`"
@@ -174,6 +175,7 @@ RULES = (
         function.stale,
         "the backward of one call changes when the function is called elsewhere",
         "values kept outside of ctx (an attribute, a global, a cache): use ctx.save_for_backward",
+        entries=False,
     ),
     Rule(
         "precision",
