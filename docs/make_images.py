@@ -64,7 +64,7 @@ def screenshot(path):
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1100, "height": 1500}, color_scheme="light")
         page.goto(page_path.as_uri())
-        page.locator("#map-error").hover(position={"x": 90, "y": 65})
+        page.locator("#map-error").hover(position={"x": 112, "y": 72})
         page.locator("section[aria-labelledby=jacobians]").screenshot(path=path)
         browser.close()
 

@@ -104,7 +104,9 @@ def _diagnosis(group: list[tuple[Rule, Found]], case: Case) -> Diagnosis:
         names = [found.where.removeprefix("input ") for _, found in group]
         where = f"inputs {listed(list(dict.fromkeys(names)))}"
     evidence = first.evidence.replace("{where}", where)
-    look = (first.look or rule.look).replace(
-        "`backward`", "`jvp`" if case.mode == "forward mode" else "`backward`"
-    )
+    if rule.entries and not rule.alone and not case.evidence.whole:
+        evidence += " (of a sample of the entries)"
+    look = first.look or rule.look
+    if case.mode == "forward mode":
+        look = look.replace("`backward`", "`jvp`").replace("the backward", "the jvp")
     return Diagnosis(rule.name, evidence, look, first.confidence)

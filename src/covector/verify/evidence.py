@@ -17,22 +17,27 @@ from torch import Tensor
 from covector._chart import Chart, Place, Sampled
 from covector.verify.compare import unit
 from covector.verify.derivatives import Derivatives
-from covector.verify.maps import Matrix
+from covector.verify.maps import Matrix, chunk_of
 from covector.verify.problem import Problem, Tolerance
 from covector.verify.report import Entry, Mismatch
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be looked at: entries in all, rows or columns of a sample, columns one by one."""
+    """How much may be looked at: entries in all, columns one by one; else rows and columns of a sample."""
 
     entries: int
-    sample: int
     singly: int
+    sample: int
+    numbers: int
+
+    def count(self, height: int, width: int) -> int:
+        """How many rows and columns a sample has: fewer where each is long."""
+        return min(self.sample, max(16, self.numbers // (height + width)))
 
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, singly=128)
-PAGE = Budget(entries=1 << 23, sample=1024, singly=4096)
+DIAGNOSIS = Budget(entries=1 << 19, singly=128, sample=48, numbers=1 << 25)
+PAGE = Budget(entries=1 << 23, singly=4096, sample=1024, numbers=1 << 26)
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,9 @@ def gather(d: Derivatives, mode: str, mismatches: Sequence[Mismatch], budget: Bu
     # Without batches every column takes four runs of the function.
     whole = height * width <= budget.entries and (problem.batchable or width <= budget.singly)
     if not whole:
-        rows = _spread(height, budget.sample, [m.row for m in mismatches])
-        columns = _spread(width, budget.sample, [m.column for m in mismatches])
+        count = budget.count(height, width)
+        rows = _spread(height, count, [m.row for m in mismatches])
+        columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(d, mode, rows, columns)
     tol = problem.tolerance(d.options.tol, _Largest(analytic))
     numeric, bound = _numeric(problem, rows, columns, tol.eps)
@@ -174,10 +180,15 @@ def _analytic(d: Derivatives, mode: str, rows: Tensor, columns: Tensor) -> Tenso
         return torch.stack(pushed, dim=1)
     if not d.probing:
         return _cut(d.matrix, rows, columns)
+    return torch.cat([_pulled(d, block)[:, columns] for block in rows.split(chunk_of(problem))])
+
+
+def _pulled(d: Derivatives, rows: Tensor) -> Tensor:
+    """Some rows of the Jacobian by reverse mode."""
+    problem = d.problem
     basis = torch.zeros(rows.numel(), problem.outputs.size, dtype=torch.float64)
     basis[torch.arange(rows.numel()), rows] = 1.0
-    pulled = d.reverse.apply_batch(problem.outputs.from_coords(basis))
-    return problem.inputs.stack_to_coords(pulled)[:, columns]
+    return problem.inputs.stack_to_coords(d.reverse.apply_batch(problem.outputs.from_coords(basis)))
 
 
 def _cut(matrix: Matrix, rows: Tensor, columns: Tensor) -> Tensor:
