@@ -1091,3 +1091,23 @@ def test_a_gradcheck_error_is_a_runtime_error_with_a_report():
     assert caught.value.report.outcome is FAILED
     assert not caught.value.report
     assert caught.value.report.to_dict()["outcome"] == "failed"
+
+
+def test_a_relative_tolerance_below_that_of_shared_cells():
+    """One group of columns for all: an error of 5e-8 is not within a tolerance of 1e-9."""
+    x = torch.linspace(0.5, 1.5, 80, dtype=DOUBLE).requires_grad_()
+
+    class Cubed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 3 * ctx.saved_tensors[0] ** 2 * (1 + 5e-8)
+
+    assert report_of(Cubed.apply, x, rtol=1e-6, atol=0.0).outcome is PASSED
+    report = report_of(Cubed.apply, x, rtol=1e-9, atol=0.0)
+    assert report.outcome is FAILED
+    assert report.worst.check == "reverse mode"
