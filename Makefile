@@ -4,17 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test sweep bench lint clean
+.PHONY: demo test sweep browser bench lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not sweep"
+	$(BIN)/python -m pytest -m "not sweep and not browser"
 
 # Every operator that torch can differentiate; several minutes.
 sweep: $(READY)
 	$(BIN)/python -m pytest -m sweep
+
+# The page of a report in a real browser, which has to be there already.
+CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /usr/bin/google-chrome))
+browser: $(READY)
+	@test -x "$(CHROMIUM)" || { echo "make browser needs Chromium. Install it, or say where it is: make browser CHROMIUM=/path/to/chromium" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
+	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser
 
 # Side by side with torch.func in one process, as ratios.
 bench: $(READY)

@@ -28,7 +28,7 @@ def test_docstring_example(name):
     assert results.failed == 0, report
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/diagnosis.md", "docs/report.md"])
 def test_page(page):
     """Every Python block of the page runs, in order, and gives what it shows."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -36,6 +36,20 @@ def test_page(page):
     results, report = run("\n".join(blocks), page, {})
     assert results.attempted > 0
     assert results.failed == 0, report
+
+
+def test_the_picture_of_a_failure_is_up_to_date():
+    """`docs/make_images.py` makes it; bounds vary between machines, and how often a function is run may."""
+    images = runpy.run_path(str(ROOT / "docs" / "make_images.py"))
+
+    def settled(text):
+        text = re.sub(r"\+-(&#160;|\s)\S+?e-\d+", "+- ...", text)
+        return re.sub(r"\d+&#160;calls", "calls", text)
+
+    shown, made = (ROOT / "docs" / "images" / "failure.svg").read_text(), images["svg"]()
+    assert settled(made) == settled(shown)
+    assert "2.000&#160;x&#160;the&#160;numeric&#160;gradient" in made
+    assert "@font-face" not in made
 
 
 def test_tour(capsys):

@@ -349,6 +349,12 @@ class SparsePlace:
         return self.pattern.layout
 
     @property
+    def real_shape(self) -> tuple[int, ...]:
+        """The shape of the coordinates: a list in the order of the pattern, of pairs for complex dtypes."""
+        count = prod(self.pattern.values_shape)
+        return (count, 2) if self.dtype.is_complex else (count,)
+
+    @property
     def has_strides(self) -> bool:
         """Whether the tensor could be laid out otherwise in memory."""
         return False

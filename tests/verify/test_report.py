@@ -1,14 +1,23 @@
 """Reports: what people read, word for word, and what machines read."""
 
+import gc
+import io
 import json
+import pickle
 import re
+import sys
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import covector
 from covector.errors import CovectorError
 from covector.verify.report import Outcome
+
+ROOT = Path(__file__).parent.parent.parent
 
 x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
 
@@ -44,16 +53,27 @@ def powers(state):
     return {"square": state["a"] ** 2, "spun": state["z"] * 1j}
 
 
+X = "torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)"
+
 SNAPSHOTS = {
     "wrong": (
         lambda: covector.check(cube, x),
-        """\
+        f"""\
 check(cube): FAILED
 reverse mode: FAILED: reverse mode disagrees with central differences
-  d output[1] / d x[1]   analytic -2   numeric 3 +- 3e-10   error 5.0e+00 > allowed 3.0e-03
+  entry                  analytic   numeric      error     allowed
+  d output[1] / d x[1]   -2         3 +- 3e-10   5.0e+00   > 3.0e-03
   At least 1 of 9 entries differ.
-  The analytic value is -0.667 x the numeric one there.
-how: every one of 3 x 3 entries, step 1e-06; 51 calls of the function""",
+  likely: the gradient is wrong at `x[1]` only, in one entry of the Jacobian; it is -0.667 x the
+      numeric one there
+    look at: an index in the backward, or an entry that an in-place operation overwrites
+reproduce:
+  covector.check(
+      cube,
+      {X},
+      seed=0,
+  )
+how: every one of 3 x 3 entries, step 1e-06; 65 calls of the function""",
     ),
     "right": (
         lambda: covector.check(torch.sin, x),
@@ -67,10 +87,19 @@ how: every one of 3 x 3 entries, step 1e-06; 2 calls of the function""",
         """\
 check(relu): FAILED
 reverse mode: FAILED: the function is not differentiable at this point
-  d output[0] / d arg0[0]   analytic 0   numeric 0.5 +- 2e-15   error 5.0e-01 > allowed 5.1e-04
+  entry                     analytic   numeric        error     allowed
+  d output[0] / d arg0[0]   0          0.5 +- 2e-15   5.0e-01   > 5.1e-04
   not differentiable here; the analytic value lies between the one-sided slopes 0 and 1.
   1 of 1 entries differ.
-  Move the inputs away from the kink, or pass kinks="pass".
+  almost certain: the slopes on the two sides of the point differ, the analytic value lies between
+      them
+    look at: the inputs: move them away from the kink, or pass kinks="pass"
+reproduce:
+  covector.check(
+      torch.relu,
+      torch.tensor([0.0], dtype=torch.float64, requires_grad=True),
+      seed=0,
+  )
 how: every one of 1 x 1 entries, step 1e-06; 27 calls of the function""",
     ),
     "random": (
@@ -83,12 +112,19 @@ purity: FAILED: the function draws random numbers: output[0] differs between two
 """,
     ),
     "mutation": (
-        lambda: covector.check(nudged, x),
-        """\
+        lambda: covector.check(nudged, x, eps=1e-5),
+        f"""\
 check(nudged): FAILED
 purity: FAILED: the function changes its input x in place
   A derivative is taken at a point; let the function work on a copy.
-how: every one of 3 x 3 entries, step 1e-06; 1 call of the function""",
+reproduce:
+  covector.check(
+      nudged,
+      {X},
+      eps=1e-05,
+      seed=0,
+  )
+how: every one of 3 x 3 entries, step 1e-05; 1 call of the function""",
     ),
     "unsupported": (
         lambda: covector.check(lambda x: Cube.apply(x.abs()), x, check_forward_ad=True),
@@ -140,7 +176,7 @@ def test_data():
     assert data["outcome"] == "failed"
     assert data["function"] == "cube"
     assert data["seed"] == 0
-    assert data["evaluations"] == 51
+    assert data["evaluations"] == 65
     assert "cause" not in data
     assert data["seconds"] > 0
     (found,) = [f for f in data["findings"] if f["outcome"] == "failed"]
@@ -150,6 +186,241 @@ def test_data():
     assert mismatch["error"] == pytest.approx(5.0)
     nan = covector.check(torch.log, -x.detach().requires_grad_())
     assert "NaN" not in nan.to_json()
+
+
+REPORT_KEYS = [
+    "version",
+    "function",
+    "verb",
+    "outcome",
+    "inputs",
+    "outputs",
+    "method",
+    "seed",
+    "evaluations",
+    "seconds",
+    "reproduce",
+    "findings",
+]
+FINDING_KEYS = [
+    "check",
+    "outcome",
+    "summary",
+    "mismatches",
+    "count",
+    "entries",
+    "advice",
+    "counted",
+    "diagnoses",
+]
+MISMATCH_KEYS = ["entry", "analytic", "numeric", "bound", "allowed", "note", "row", "column", "error"]
+DIAGNOSIS_KEYS = ["rule", "evidence", "look", "confidence", "sure"]
+
+
+def test_the_keys_of_the_data_are_pinned_and_documented():
+    """Programs read them: a change here is a new version of the data."""
+    data = covector.check(cube, x).to_dict()
+    assert data["version"] == 1
+    assert list(data) == REPORT_KEYS
+    found = next(f for f in data["findings"] if f["mismatches"])
+    assert list(found) == FINDING_KEYS
+    assert list(found["mismatches"][0]) == MISMATCH_KEYS
+    assert list(found["diagnoses"][0]) == DIAGNOSIS_KEYS
+    document = (ROOT / "docs" / "report.md").read_text()
+    for key in (*REPORT_KEYS, *FINDING_KEYS, *MISMATCH_KEYS, *DIAGNOSIS_KEYS):
+        assert f"| `{key}` |" in document, key
+
+
+def test_a_report_can_be_pickled_without_what_belongs_to_the_caller():
+    """Reports travel between processes; the function and its tensors stay where they are."""
+    report = covector.check(lambda x: cube(x), x)
+    assert report.source is not None
+    copy = pickle.loads(pickle.dumps(report))
+    assert copy == report
+    assert str(copy) == str(report)
+    assert copy.source is None
+
+
+def test_a_passed_gradcheck_keeps_nothing_alive():
+    """What a check needed is gone with its answer."""
+    inputs = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    watched = weakref.ref(inputs)
+    assert covector.gradcheck(torch.sin, inputs)
+    del inputs
+    gc.collect()
+    assert watched() is None
+
+
+class Wrong:
+    """Calls that fail, for which the report has to say how to make them again."""
+
+    small = staticmethod(lambda: covector.check(cube, x))
+    large = staticmethod(lambda: covector.check(cube, X_LARGE))
+    options = staticmethod(
+        lambda: covector.check(cube, (x,), atol=1e-7, fast_mode=True, max_entries=2, seed=3)
+    )
+    numbers = staticmethod(lambda: covector.check(scaled, (x, 2.5, None)))
+    keywords = staticmethod(lambda: covector.check(scaled, (x,), {"factor": 2.0}))
+    chosen = staticmethod(lambda: covector.check(scaled, (x.detach(), 2.0), argnums=0))
+    second = staticmethod(lambda: _caught(covector.gradgradcheck, saved, x))
+    given = staticmethod(lambda: _caught(covector.gradgradcheck, saved, x, G))
+    custom = staticmethod(lambda: covector.check(Cube.apply, x))
+    torch_function = staticmethod(lambda: covector.check(torch.relu, torch.zeros(2).requires_grad_()))
+    complex_numbers = staticmethod(lambda: covector.check(conjugated, Z))
+    transposed = staticmethod(lambda: covector.check(strided, (M.T,)))
+
+
+def scaled(x, factor, nothing=None):
+    return factor * cube(x)
+
+
+def conjugated(z):
+    return Conjugated.apply(z)
+
+
+def strided(m):
+    return Cube.apply(m) if not m.is_contiguous() else m**3
+
+
+def saved(x):
+    return Saved.apply(x)
+
+
+class Conjugated(torch.autograd.Function):
+    """z^2 without the conjugate."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z * z
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Saved(torch.autograd.Function):
+    """x^3 with a slope that was saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(3 * x**2)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+def _caught(door, *arguments):
+    with pytest.raises(covector.GradcheckError) as caught:
+        door(*arguments)
+    return caught.value.report
+
+
+X_LARGE = torch.linspace(-1.1, 1, 30, dtype=torch.float64, requires_grad=True)
+Z = torch.tensor([1 + 2j, 0.5 - 1j], requires_grad=True)
+M = torch.tensor([[1.0, -2.0, 3.0]] * 2, dtype=torch.float64, requires_grad=True)
+G = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
+
+NAMES = {
+    "covector": covector,
+    "torch": torch,
+    "cube": cube,
+    "Cube": Cube,
+    "scaled": scaled,
+    "saved": saved,
+    "conjugated": conjugated,
+    "strided": strided,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Wrong) if not name.startswith("_")])
+def test_what_reproduces_does(name):
+    """The line that a report gives, run with the user's names, gives the same findings."""
+    report = getattr(Wrong, name)()
+    assert not report
+    names = {**NAMES, "x": X_LARGE if name == "large" else x, "m": M.T, "grad_outputs": G}
+    if "gradgradcheck" in report.reproduce:
+        with pytest.raises(covector.GradcheckError) as caught:
+            eval(report.reproduce, names)
+        again = caught.value.report
+    else:
+        again = eval(report.reproduce, names)
+    assert again.findings == report.findings
+
+
+def test_what_reproduces_a_lambda_says_where_it_stands():
+    """A name that cannot be written is replaced, and explained."""
+    report = covector.check(lambda x: cube(x) * 1.0, x)
+    assert "      function,\n" in str(report)
+    assert re.search(r"# the lambda of line \d+ in test_report.py$", report.reproduce)
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def shown(report, file):
+    report.show(file)
+    return file.getvalue()
+
+
+def test_show_is_plain_where_colour_is_not_wanted(monkeypatch):
+    """To a file, with NO_COLOR, on a dumb terminal, and without rich."""
+    report = covector.check(cube, x)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in shown(report, Terminal())
+    assert shown(report, io.StringIO()) == f"{report}\n"
+    with monkeypatch.context() as dumb:
+        dumb.setenv("TERM", "dumb")
+        assert shown(report, Terminal()) == f"{report}\n"
+    with monkeypatch.context() as bare:
+        bare.setitem(sys.modules, "rich.console", None)
+        assert shown(report, Terminal()) == f"{report}\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(report, Terminal()) == f"{report}\n"
+
+
+def test_show_writes_to_standard_output(capsys):
+    """Without a file."""
+    report = covector.check(cube, x)
+    report.show()
+    assert capsys.readouterr().out == f"{report}\n"
+
+
+@pytest.mark.parametrize("width", [72, 100, 200])
+def test_rich_shows_the_same_within_the_width(width):
+    """Verdict, entries, diagnosis and how to reproduce it, never wider than a hundred columns."""
+    console = Console(file=Terminal(), force_terminal=True, width=width, record=True)
+    report = covector.check(cube, x)
+    console.print(report)
+    text = console.export_text()
+    assert text.splitlines()[0].split() == ["check(cube)", "FAILED"]
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
+    flat = "".join(text.split())
+    for part in ("doutput[1]/dx[1]", "`x[1]`only", "lookat:", "covector.check(", "65calls"):
+        assert part in flat, part
+    assert "checks: reverse mode" in _rich_text(covector.check(torch.sin, x))
+
+
+def _rich_text(report):
+    console = Console(file=io.StringIO(), width=100, record=True)
+    console.print(report)
+    return console.export_text()
+
+
+def test_a_name_that_is_too_long_is_broken_not_cut():
+    """Long paths of a tree take lines of their own."""
+    path = "a_parameter_with_a_very_long_name_that_somebody_chose_for_good_reasons"
+    state = {path: {path: torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)}}
+    text = str(covector.check(lambda state: cube(state[path][path]), (state,)))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "".join(text.split()).count(f"dstate['{path}']['{path}'][0]") == 1
 
 
 def test_the_error_carries_the_report():

@@ -131,15 +131,20 @@ def nodes(tensor: Tensor) -> Iterator[Any]:
         pending.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 
+def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
+    """The custom Functions behind these outputs, each once."""
+    found = (
+        getattr(type(node), "_forward_cls", None)
+        for output in outputs
+        for node in (nodes(output) if output.grad_fn is not None else ())
+    )
+    return list(dict.fromkeys(custom for custom in found if custom is not None))
+
+
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:
     """Names of the custom Functions behind these outputs that do not define this static method."""
-    names = []
-    for output in outputs:
-        for node in nodes(output) if output.grad_fn is not None else ():
-            custom = getattr(type(node), "_forward_cls", None)
-            if custom is not None and getattr(custom, rule) is getattr(Function, rule):
-                names.append(custom.__name__)
-    return list(dict.fromkeys(names))
+    lacking = (c for c in custom_functions(outputs) if getattr(c, rule) is getattr(Function, rule))
+    return list(dict.fromkeys(custom.__name__ for custom in lacking))
 
 
 def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:

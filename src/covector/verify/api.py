@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,9 +31,12 @@ from covector.transforms._door import summary
 from covector.transforms.module import as_function
 from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
+from covector.verify.diagnose import diagnosed
+from covector.verify.exhibit import Source
 from covector.verify.maps import missing_kernel
 from covector.verify.problem import NAMED, Problem, Tolerance, is_differentiable, quiet
 from covector.verify.report import Outcome, Report
+from covector.verify.reproduce import Call, code
 
 
 def check(
@@ -126,7 +130,9 @@ def check(
         caller, arguments = _module_call(func, inputs, kwargs)
     else:
         arguments = _arguments(caller, inputs, kwargs, argnums, argnames)
-    return _report(caller, arguments, options)
+    chosen = {"argnums": argnums, "argnames": argnames}
+    extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
+    return _report(caller, arguments, options, Call("check", func, _as_tuple(inputs), kwargs or {}, extra))
 
 
 def gradcheck(
@@ -180,7 +186,8 @@ def gradcheck(
     )
     caller = _caller("gradcheck", func)
     _checked("gradcheck", options)
-    return _answer(_report(caller, _arguments(caller, inputs), options), raise_exception)
+    call = Call("gradcheck", func, _as_tuple(inputs))
+    return _answer(_report(caller, _arguments(caller, inputs), options, call), raise_exception)
 
 
 def gradgradcheck(
@@ -242,8 +249,11 @@ def gradgradcheck(
             cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
         backward = Caller("gradgradcheck", _backward(first, len(given)))
         arguments = _arguments(backward, (*given, *cotangents))
+        extra = () if grad_outputs is None else ("grad_outputs=grad_outputs",)
+        scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
+        call = Call("gradgradcheck", func, given, {}, extra + scattered)
         try:
-            report = _report(backward, arguments, options, first)
+            report = _report(backward, arguments, options, call, first)
         except RuntimeError as error:
             if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
                 raise
@@ -382,6 +392,7 @@ def _report(
     caller: Caller,
     arguments: Arguments,
     options: Options,
+    call: Call,
     first: Problem | None = None,
 ) -> Report:
     started = time.perf_counter()
@@ -406,9 +417,12 @@ def _report(
         derivatives = Derivatives(problem, options)
         with quiet():
             findings = run_checks(derivatives)
+            if not options.brief:
+                findings = diagnosed(derivatives, findings)
     verb, function = caller.verb, (caller if first is None else first.caller).name
     # Names take as long to find as a small check to make; a check that passes is not read.
-    passed = verb != "check" and all(f.outcome is Outcome.PASSED for f in findings)
+    right = all(f.outcome is Outcome.PASSED for f in findings)
+    passed = right and verb != "check"
     return Report(
         function,
         verb,
@@ -419,7 +433,9 @@ def _report(
         options.tol.seed,
         problem.evaluations,
         time.perf_counter() - started,
+        "" if right else code(call, options, by_name=problem.closes_over),
         derivatives.raised,
+        Source(derivatives, partial(unchanged, call.function)),
     )
 
 

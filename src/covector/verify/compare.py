@@ -223,7 +223,7 @@ def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol:
         step = groups.weight * slope.scale
         expected = analytic.along(step, groups.colour, colour, colour + 1)[0]
         smallest = step[groups.colour == colour].abs().min()
-        rtol = tol.rtol if groups.count == groups.colour.numel() else SHARED_RTOL
+        rtol = tol.rtol if groups.count == groups.colour.numel() else min(tol.rtol, SHARED_RTOL)
         settled |= (expected - slope.value).abs() <= tol.atol * smallest + rtol * slope.value.abs()
     return settled
 
@@ -331,6 +331,8 @@ def judge(
         estimate.value,
         estimate.bound,
         allowed,
+        row=row,
+        column=column,
     )
     finite = abs(analytic) < float("inf")
     if not estimate.finite or (not finite and slopes.undefined()):

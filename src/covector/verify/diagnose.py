@@ -1,9 +1,23 @@
-"""From the verdict of a comparison to a finding: what it means, and what to do about it."""
+"""From the verdict of a comparison to a finding, and from its entries to what the mistake may be."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from covector.verify.compare import Verdict
-from covector.verify.report import Finding, Outcome
+from covector.verify.derivatives import Derivatives
+from covector.verify.report import Diagnosis, Finding, Outcome
+from covector.verify.rules import table
+from covector.verify.rules.found import Found
+from covector.verify.rules.table import Rule
+from covector.verify.suspects import Case, listed
+
+# How many diagnoses are shown, and how sure the others have to be in comparison with the first.
+_SHOWN = 3
+_WORTH = 0.8
+
+_MODES = ("reverse mode", "forward mode")
 
 
 def finding(name: str, verdict: Verdict, what: str) -> Finding:
@@ -11,19 +25,14 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
     if verdict.outcome is Outcome.PASSED:
         return Finding(name, verdict.outcome, entries=verdict.entries)
     notes = {m.note for m in verdict.mismatches}
-    summary, advice = f"{what} disagrees with central differences", ""
+    summary = f"{what} disagrees with central differences"
     if any(note.startswith("outside the domain") for note in notes):
         places = ", ".join(str(m.entry) for m in verdict.mismatches[:4])
         summary = f"outside the domain at entries {places}"
-        advice = "Move the inputs away from where the function is not defined."
     elif verdict.outcome is Outcome.INCONCLUSIVE:
         summary = "the noise of the difference exceeds the tolerance"
-        advice = "Give inputs in float64, a function that accepts them, or larger atol and rtol."
     elif notes and all(note.startswith("not differentiable") for note in notes):
         summary = "the function is not differentiable at this point"
-        advice = 'Move the inputs away from the kink, or pass kinks="pass".'
-    elif factor := _common_factor(verdict):
-        advice = f"The analytic value is {factor:.3f} x the numeric one there."
     return Finding(
         name,
         verdict.outcome,
@@ -31,18 +40,73 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         verdict.mismatches,
         verdict.count,
         verdict.entries,
-        advice,
-        verdict.counted,
+        counted=verdict.counted,
     )
-
-
-def _common_factor(verdict: Verdict) -> float | None:
-    factors = [m.analytic / m.numeric for m in verdict.mismatches if m.numeric]
-    if not factors or len(factors) < len(verdict.mismatches):
-        return None
-    return factors[0] if max(factors) - min(factors) <= 1e-3 * abs(factors[0]) else None
 
 
 def failed(name: str, summary: str, advice: str = "") -> Finding:
     """A finding without entries."""
     return Finding(name, Outcome.FAILED, summary, advice=advice)
+
+
+def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings, those on entries that differ with what these say about the mistake."""
+    if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
+        return findings  # other entries the next time
+    return tuple(
+        replace(found, diagnoses=diagnoses(Case(d, found, found.check)))
+        if found.check in _MODES and found.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
+        else found
+        for found in findings
+    )
+
+
+def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
+    """What the rules see, surest first; what another rule explains better is left out."""
+    seen = _seen([rule for rule in table.RULES if rule.alone], case)
+    if not seen:
+        able = [rule for rule in table.RULES if not rule.alone and (case.readable or not rule.entries)]
+        seen = _seen(able, case)
+    explained = {(rule.name, found.where) for rule, found in seen}
+    kept = [
+        (rule, found)
+        for rule, found in seen
+        if not any((better, found.where) in explained for better in rule.yields_to)
+    ]
+    merged = sorted(_merged(kept, case), key=lambda diagnosis: -diagnosis.confidence)
+    return tuple(one for one in merged if one.confidence >= _WORTH * merged[0].confidence)[:_SHOWN]
+
+
+def _seen(rules: Iterable[Rule], case: Case) -> list[tuple[Rule, Found]]:
+    return [(rule, found) for rule in rules for found in _fired(rule, case)]
+
+
+def _fired(rule: Rule, case: Case) -> tuple[Found, ...]:
+    """What a rule sees. A rule that fails sees nothing: the report is about the user's mistake, not ours."""
+    try:
+        return tuple(rule.find(case))
+    except Exception:
+        return ()
+
+
+def _merged(seen: Iterable[tuple[Rule, Found]], case: Case) -> list[Diagnosis]:
+    """What is true of several inputs is said once."""
+    groups: dict[tuple[str, str], list[tuple[Rule, Found]]] = {}
+    for rule, found in seen:
+        groups.setdefault((rule.name, found.evidence), []).append((rule, found))
+    return [_diagnosis(group, case) for group in groups.values()]
+
+
+def _diagnosis(group: list[tuple[Rule, Found]], case: Case) -> Diagnosis:
+    rule, first = group[0]
+    where = first.where
+    if len(group) > 1:
+        names = [found.where.removeprefix("input ") for _, found in group]
+        where = f"inputs {listed(list(dict.fromkeys(names)))}"
+    evidence = first.evidence.replace("{where}", where)
+    if rule.entries and not rule.alone and not case.evidence.whole:
+        evidence += " (of a sample of the entries)"
+    look = first.look or rule.look
+    if case.mode == "forward mode":
+        look = look.replace("`backward`", "`jvp`").replace("the backward", "the jvp")
+    return Diagnosis(rule.name, evidence, look, first.confidence)

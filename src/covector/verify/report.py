@@ -1,12 +1,19 @@
-"""What a check found, as data: truthy, printable, JSON."""
+"""What a check found, as data: truthy, printable, JSON, a page."""
 
 from __future__ import annotations
 
 import json
-import textwrap
-from dataclasses import asdict, dataclass, field, replace
+import os
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covector.verify.exhibit import Source
+
+# Of the data that `to_dict` gives: raised when a key is renamed, removed or changes its meaning.
+VERSION = 1
 
 
 class Outcome(StrEnum):
@@ -19,7 +26,6 @@ class Outcome(StrEnum):
 
 
 _RANK = list(Outcome)
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,37 @@ class Mismatch:
     bound: float
     allowed: float
     note: str = ""
+    row: int = -1
+    column: int = -1
 
     @property
     def error(self) -> float:
         """How far the two values are apart."""
         return abs(self.analytic - self.numeric)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether that is more than allowed."""
+        return not self.error <= self.allowed
+
+
+# How sure a diagnosis is, in words.
+_SURE = ((0.9, "almost certain"), (0.6, "likely"), (0.0, "possible"))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What kind of mistake the entries show: the evidence, how sure it is, and what to look at."""
+
+    rule: str
+    evidence: str
+    look: str
+    confidence: float
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words."""
+        return next(word for least, word in _SURE if self.confidence >= least)
 
 
 @dataclass(frozen=True)
@@ -62,30 +94,27 @@ class Finding:
     entries: int = 0
     advice: str = ""
     counted: bool = True
+    diagnoses: tuple[Diagnosis, ...] = ()
 
-    def lines(self) -> list[str]:
-        """The finding for people."""
-        lines = [
-            f"{self.check}: {self.outcome.value.upper()}" + (f": {self.summary}" if self.summary else "")
-        ]
-        width = max((len(str(m.entry)) for m in self.mismatches), default=0)
-        for m in self.mismatches:
-            relation = "<=" if m.error <= m.allowed else ">"
-            lines.append(
-                f"  {m.entry!s:<{width}}   analytic {m.analytic:.6g}   numeric {m.numeric:.6g}"
-                + (f" +- {m.bound:.0e}" if m.bound else "")
-                + f"   error {m.error:.1e} {relation} allowed {m.allowed:.1e}"
-            )
-        # What is true of several entries is said once.
-        lines += [f"  {note}." for note in dict.fromkeys(m.note for m in self.mismatches) if note]
-        if self.mismatches and self.entries:
-            what = "differ" if self.outcome is Outcome.FAILED else "could not be decided"
-            few = f"; {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
-            least = "" if self.counted else "At least "
-            lines.append(f"  {least}{self.count} of {self.entries} entries {what}{few}.")
-        if self.advice:
-            lines.append(f"  {self.advice}")
-        return lines
+    @property
+    def headline(self) -> str:
+        """The check, how it ended, and why."""
+        return f"{self.check}: {self.outcome.value.upper()}" + (f": {self.summary}" if self.summary else "")
+
+    @property
+    def extent(self) -> str:
+        """How many entries differ."""
+        if not self.mismatches or not self.entries:
+            return ""
+        what = "differ" if self.outcome is Outcome.FAILED else "could not be decided"
+        few = f"; {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
+        least = "" if self.counted else "At least "
+        return f"{least}{self.count} of {self.entries} entries {what}{few}."
+
+    @property
+    def notes(self) -> list[str]:
+        """What is true of several entries, said once."""
+        return [f"{note}." for note in dict.fromkeys(m.note for m in self.mismatches) if note]
 
 
 @dataclass(frozen=True)
@@ -101,7 +130,9 @@ class Report:
     seed: int = 0
     evaluations: int = 0
     seconds: float = 0.0
+    reproduce: str = ""
     cause: BaseException | None = field(default=None, repr=False, compare=False)
+    source: Source | None = field(default=None, repr=False, compare=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -116,39 +147,80 @@ class Report:
         """The first finding with the report's outcome."""
         return next((f for f in self.findings if f.outcome is self.outcome), None)
 
-    def __str__(self) -> str:
-        lines = [f"{self.verb}({self.function}): {self.outcome.value.upper()}"]
-        bad = [f for f in self.findings if f.outcome is not Outcome.PASSED]
-        for finding in bad:
-            lines += finding.lines()
-        lines += [f"remark: {f.summary}" for f in self.findings if f.outcome is Outcome.PASSED and f.summary]
-        if not bad:
-            lines.append(f"checks: {', '.join(dict.fromkeys(f.check for f in self.findings))}")
+    @property
+    def title(self) -> str:
+        """What was called, and how it ended."""
+        return f"{self.verb}({self.function}): {self.outcome.value.upper()}"
+
+    @property
+    def how(self) -> str:
+        """How much was looked at, and what it took."""
         calls = "1 call" if self.evaluations == 1 else f"{self.evaluations} calls"
-        lines.append(f"how: {self.method}; {calls} of the function")
-        return "\n".join(part for line in lines for part in _wrapped(line))
+        return f"{self.method}; {calls} of the function"
+
+    def __str__(self) -> str:
+        from covector.verify.terminal import plain
+
+        return plain(self)
+
+    def __rich__(self) -> Any:
+        from covector.verify.terminal import rendered
+
+        return rendered(self)
+
+    def _repr_html_(self) -> str:
+        from covector.verify.page import fragment
+
+        return fragment(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The problem holds the caller's function and tensors, which stay where they are.
+        return {**self.__dict__, "cause": None, "source": None}
+
+    def show(self, file: Any = None) -> None:
+        """Print the report: in colour where the terminal allows it and `rich` is installed."""
+        from covector.verify.terminal import show
+
+        show(self, file)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
-        data = asdict(replace(self, cause=None))
-        del data["cause"]
-        data["outcome"] = self.outcome.value
-        for finding, original in zip(data["findings"], self.findings, strict=True):
-            finding["outcome"] = original.outcome.value
-            for mismatch, source in zip(finding["mismatches"], original.mismatches, strict=True):
-                mismatch["error"] = source.error
-        return data
+        """The report as plain data; `docs/report.md` describes it."""
+        return {
+            "version": VERSION,
+            "function": self.function,
+            "verb": self.verb,
+            "outcome": self.outcome.value,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "method": self.method,
+            "seed": self.seed,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+            "reproduce": self.reproduce,
+            "findings": [_finding_data(finding) for finding in self.findings],
+        }
 
     def to_json(self) -> str:
         """The report as JSON; numbers that are not finite are written as strings."""
         return json.dumps(_finite(self.to_dict()), indent=2)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that shows the report, both Jacobians and the suspects step by step.
 
-def _wrapped(line: str) -> list[str]:
-    """The line, or several that fit a terminal; rows of a table stay whole."""
-    if len(line) <= _WIDTH or "   analytic " in line:
-        return [line]
-    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False)
+        One file that needs no network. The Jacobians are computed now, by running the function again;
+        a report that was pickled has lost the function, and its page has the findings alone.
+        """
+        from covector.verify.page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+
+def _finding_data(finding: Finding) -> dict[str, Any]:
+    data = asdict(finding)
+    data["outcome"] = finding.outcome.value
+    data["mismatches"] = [{**asdict(m), "error": m.error} for m in finding.mismatches]
+    data["diagnoses"] = [{**asdict(diagnosis), "sure": diagnosis.sure} for diagnosis in finding.diagnoses]
+    return data
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,149 @@
+"""The right numbers along the wrong axes: transposed, displaced, summed over the wrong dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from torch import Tensor
+
+from covector.verify.rules.found import Found
+from covector.verify.suspects import Case, Suspect
+
+
+def transposed(case: Case) -> Iterator[Found]:
+    """Two axes are exchanged: in the numbers, or only in where they are not zero."""
+    for s in case.suspects:
+        if not s.support.any():
+            continue
+        if text := _transposed(s):
+            yield Found(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+        elif text := _pattern(s):
+            yield Found(f"the {case.noun} for {{where}} stands in the wrong places: {text}", 0.75, s.where)
+
+
+def _axes(s: Suspect) -> list[int]:
+    """The axes of output and input that may be exchanged: not the one of real and imaginary parts."""
+    outputs, inputs = s.outputs.shape, s.inputs.shape
+    if outputs is None or inputs is None or s.outputs.part is None or s.inputs.part is None:
+        return []
+    first = range(len(s.outputs.part.shape))
+    second = range(len(outputs), len(outputs) + len(s.inputs.part.shape))
+    return [*first, *second]
+
+
+def _turned(s: Suspect, matrix: Tensor, i: int, j: int) -> Tensor:
+    """The matrix with two axes exchanged, read back in the shape that it had."""
+    assert s.outputs.shape is not None
+    assert s.inputs.shape is not None
+    shaped = matrix.reshape(*s.outputs.shape, *s.inputs.shape)
+    last = shaped.movedim((i, j), (-2, -1))
+    turned = last.transpose(-2, -1).reshape(last.shape)
+    return turned.movedim((-2, -1), (i, j)).reshape(matrix.shape)
+
+
+def _pairs(s: Suspect) -> Iterator[tuple[int, int, str]]:
+    """Pairs of axes, and what it is called if they are exchanged."""
+    axes = _axes(s)
+    split = 0 if s.outputs.shape is None else len(s.outputs.shape)
+    for i, j in combinations(axes, 2):
+        if j < split:
+            yield i, j, f"dimensions {i} and {j} of the cotangent of {s.outputs.name} are exchanged"
+        elif i >= split:
+            yield i, j, f"it is transposed (dimensions {i - split} and {j - split})"
+        else:
+            yield i, j, "a matrix in it is not transposed (W where W^T belongs, or the other way round)"
+
+
+def _transposed(s: Suspect) -> str:
+    for i, j, text in _pairs(s):
+        if s.explains(_turned(s, s.numeric, i, j)):
+            shape = (*(s.outputs.shape or ()), *(s.inputs.shape or ()))
+            return text if shape[i] == shape[j] else f"{text}, and reshaped"
+    if s.numeric.shape[0] == s.numeric.shape[1] > 1 and _axes(s) and s.explains(s.numeric.T):
+        return "the Jacobian is transposed (J where J^T belongs)"
+    return ""
+
+
+def _pattern(s: Suspect) -> str:
+    """Where the analytic derivative is not zero is the transpose of where the true one is not."""
+    got = s.analytic.abs() > 4 * s.slack
+    if bool((got == s.support).all()):
+        return ""
+    for i, j, _ in _pairs(s):
+        if bool((got == _turned(s, s.support, i, j)).all()):
+            split = len(s.outputs.shape or ())
+            if j < split:
+                return (
+                    f"a sum runs over dimension {i} of {s.outputs.name} where it should over {j}, or reversed"
+                )
+            return "rows and columns are exchanged, as in a sum that runs the wrong way"
+    return ""
+
+
+def displaced(case: Case) -> Iterator[Found]:
+    """The right numbers, moved along an axis of the input."""
+    for s in case.suspects:
+        shape = s.inputs.shape
+        if shape is None or s.inputs.part is None or not s.support.any():
+            continue
+        numeric = s.numeric.reshape(-1, *shape)
+        for axis, size in enumerate(s.inputs.part.shape):
+            if size < 3:
+                continue
+            moved = {
+                "one place too far": numeric.roll(1, axis + 1),
+                "one place too early": numeric.roll(-1, axis + 1),
+                "in reverse order": numeric.flip(axis + 1),
+            }
+            for what, values in moved.items():
+                if s.explains(values.reshape(s.numeric.shape)):
+                    text = (
+                        f"the {case.noun} for {{where}} has the right numbers {what}, along dimension {axis}"
+                    )
+                    yield Found(text, 0.95, s.where)
+
+
+def broadcast(case: Case) -> Iterator[Found]:
+    """A sum over a dimension that was broadcast is missing, partial, or a mean."""
+    for s in case.suspects:
+        shape = s.outputs.shape
+        if shape is None or s.outputs.part is None or not s.support.any():
+            continue
+        text = _spread(s)
+        for axis, size in enumerate(s.outputs.part.shape):
+            counted = s.support.reshape(*shape, -1).sum(axis)
+            if not text and size > 1 and bool((counted > 1).any()):
+                text = _mean(s, axis, size) or _partial(s, shape, axis)
+        if text:
+            yield Found(f"the {case.noun} for {{where}} {text}", 0.97, s.where)
+
+
+def _spread(s: Suspect) -> str:
+    """Every element of the gradient is the sum of all."""
+    total = s.numeric.sum(1, keepdim=True).expand_as(s.numeric)
+    several = s.numeric.shape[1] > 1 and s.explains(total)
+    return "is summed over the input too, and spread" if several else ""
+
+
+def _mean(s: Suspect, axis: int, size: int) -> str:
+    if not s.explains(s.numeric / size):
+        return ""
+    return f"is a mean over dimension {axis} of {s.outputs.name}, which has size {size}, not a sum"
+
+
+def _partial(s: Suspect, shape: tuple[int, ...], axis: int) -> str:
+    """Along this axis, some indices are counted in full and the others not at all."""
+    analytic, numeric = (m.reshape(*shape, -1).movedim(axis, 0).flatten(1) for m in (s.analytic, s.numeric))
+    slack = 2 * float(s.slack.max())
+    right = ((analytic - numeric).abs() <= slack).all(1)
+    missing = (analytic.abs() <= slack).all(1) & ~right
+    if not missing.any() or not bool((right | missing).all()) or not (numeric[right].abs() > 2 * slack).any():
+        return ""
+    counted, lost = right.nonzero().flatten().tolist(), missing.nonzero().flatten().tolist()
+    over = f"dimension {axis} of {s.outputs.name}"
+    if len(counted) == 1:
+        return f"is not summed over {over}: only index {counted[0]} counts"
+    if len(lost) == 1:
+        return f"is a sum over {over} that leaves out index {lost[0]}"
+    return f"is a sum over {over} that leaves out {len(lost)} of {right.numel()} indices"

@@ -1,0 +1,100 @@
+"""The derivative is a multiple of the true one, by a sign, a factor or a power, or off by a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import torch
+
+from covector.verify.rules.found import NEAR, Found, offset, ratio, written
+from covector.verify.suspects import Case, Side, Suspect
+
+_EXPONENTS = (-3, -2, -1, 1, 2, 3)
+
+
+def sign(case: Case) -> Iterator[Found]:
+    """Analytic = -numeric."""
+    for s in case.suspects:
+        if s.support.any() and s.explains(-s.numeric):
+            text = f"{case.rule} returns the negative of the {case.noun} for {{where}}, everywhere"
+            yield Found(text, 0.97, s.where)
+
+
+def factor(case: Case) -> Iterator[Found]:
+    """Analytic = c x numeric, for another c than 1, 0 and -1."""
+    for s in case.suspects:
+        c = ratio(s)
+        if c is None or min(abs(c - 1), abs(c + 1), abs(c)) < NEAR:
+            continue
+        named, look = _named(c, s)
+        text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, everywhere{named}"
+        yield Found(text, 0.96 if named or look else 0.9, s.where, look)
+
+
+def _sizes(side: Side) -> Iterator[tuple[int, str]]:
+    """The sizes that a factor may come from, and what they are the sizes of."""
+    if side.part is None:
+        return
+    name, shape = side.part.name, side.part.shape
+    for axis, size in enumerate(shape):
+        batch = " (the batch?)" if axis == 0 and len(shape) > 1 else ""
+        yield size, f"the size of dimension {axis} of `{name}`{batch}"
+    if len(shape) > 1:
+        yield prod(shape), f"the number of elements of `{name}`"
+
+
+def _named(c: float, s: Suspect) -> tuple[str, str]:
+    """What a factor is the size of, if of anything, and what to look at then."""
+    if abs(c - 2) < NEAR:
+        return "", "a term that is added twice, or a factor 1/2 that was left out"
+    if abs(c - 0.5) < NEAR:
+        return "", "a term that is missing from a product rule, or a factor 2 that was left out"
+    for side in (s.outputs, s.inputs):
+        for size, name in _sizes(side):
+            if size > 2 and abs(c - size) < 1e-4 * size:
+                return f"; {size} is {name}", "a mean in the forward that the backward takes for a sum"
+            if size > 2 and abs(c * size - 1) < 1e-4:
+                return (
+                    f", which is 1 / {size}; {size} is {name}",
+                    "a sum that became a mean over that dimension",
+                )
+    return "", ""
+
+
+def power(case: Case) -> Iterator[Found]:
+    """The analytic value is the numeric one times a power of the input."""
+    for s in case.suspects:
+        size = s.point[s.active].abs()
+        if size.numel() < 3 or not s.support.any() or float(size.min()) < 1e-3:
+            continue
+        if float(size.max() / size.min()) < 1.1:
+            continue
+        for exponent in _EXPONENTS:
+            values = s.numeric * torch.where(s.active, s.point, 1.0) ** exponent
+            c = float((s.analytic * values).sum() / (values**2).sum())
+            if c and s.explains(c * values):
+                base = f"`{s.inputs.parts[0].name}`^{exponent}"
+                text = f"{case.rule} returns {c:.3g} x {base} x the numeric {case.noun} for {{where}}"
+                yield Found(text, 0.9, s.where)
+                break
+
+
+def constant(case: Case) -> Iterator[Found]:
+    """A constant is added: to the gradient itself, or to the derivative in it."""
+    zero = case.of_zero
+    for s in case.suspects:
+        mine = None if zero is None else zero[case.column(s.inputs.parts[0])]
+        if mine is not None and mine.any():
+            if s.explains(s.numeric + mine):
+                size = f"{float(mine[0]):.4g}" if bool((mine == mine[0]).all()) else "the same tensor"
+                text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, whatever the cotangent is"
+                yield Found(text, 0.97, s.where)
+            continue
+        places = ((torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero"))
+        for region, what in places:
+            if int(region.sum()) < 3 or not bool(s.bad[region].all()) or bool(s.bad[~region].any()):
+                continue
+            if (off := offset(s, region)) is not None:
+                yield Found(f"{case.rule} is off by {off:.4g} for {{where}}, {what}", 0.93, s.where)
+                break

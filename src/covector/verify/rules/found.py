@@ -1,0 +1,65 @@
+"""What a rule gives, and what several rules ask of a suspect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covector.verify.suspects import Suspect
+
+# A factor this close to a number is that number.
+NEAR = 1e-5
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule sees in one part of a Jacobian, how sure it is, and what to look at if not as usual."""
+
+    evidence: str
+    confidence: float
+    where: str = ""
+    look: str = ""
+
+
+def written(factor: float) -> str:
+    """A factor with as many digits as tell it from one."""
+    return f"{factor:.3f}" if abs(factor - 1) >= 5e-3 else f"{factor:.7g}"
+
+
+def ratio(suspect: Suspect, where: Tensor | None = None) -> float | None:
+    """The number c with analytic = c x numeric on these entries, if there is one."""
+    analytic, numeric = suspect.analytic, suspect.numeric
+    mask = suspect.support if where is None else suspect.support & where
+    if not mask.any() or (where is not None and bool((where & ~suspect.support).any())):
+        return None
+    factor = float((analytic[mask] * numeric[mask]).sum() / (numeric[mask] ** 2).sum())
+    if where is None:
+        return factor if suspect.explains(factor * numeric) else None
+    return factor if suspect.same(analytic, factor * numeric, where) else None
+
+
+def offset(suspect: Suspect, where: Tensor) -> float | None:
+    """The number c with analytic = numeric + c on these entries, if there is one."""
+    off = (suspect.analytic - suspect.numeric)[where]
+    mean = off.mean()
+    same = (off - mean).abs() <= torch.minimum(2 * suspect.slack[where], 0.1 * mean.abs()) + 1e-4 * mean.abs()
+    return float(mean) if bool(same.all()) else None
+
+
+def how(suspect: Suspect) -> str:
+    """In what way the wrong entries are wrong, if in one."""
+    bad = suspect.bad
+    if not suspect.analytic[bad].any():
+        return "; it is zero there"
+    if not (suspect.support & bad).any():
+        return "; it should be zero there"
+    factor = ratio(suspect, bad)
+    if factor is None:
+        off = offset(suspect, bad) if int(bad.sum()) > 2 else None
+        return "" if off is None else f"; it is off by {off:.3g} there"
+    if abs(factor + 1) < NEAR:
+        parts = suspect.inputs.imaginary.any() or suspect.outputs.imaginary.any()
+        return "; imaginary parts have the wrong sign there" if parts else "; it has the wrong sign there"
+    return f"; it is {written(factor)} x the numeric one there"

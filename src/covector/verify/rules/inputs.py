@@ -1,0 +1,97 @@
+"""One tensor for another: a gradient that is zero, another input's, another output's, lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from covector.verify.rules.found import Found
+from covector.verify.suspects import Case, Suspect
+
+
+def zero(case: Case) -> Iterator[Found]:
+    """Analytic = 0."""
+    for s in case.suspects:
+        if not s.analytic.any() and s.support.any():
+            text = f"{case.rule} returns zero for {{where}}, the numeric {case.noun} is not zero"
+            yield Found(text, 0.95, s.where)
+
+
+def saved(case: Case) -> Iterator[Found]:
+    """A second derivative is zero."""
+    if case.second_order:
+        for s in case.suspects:
+            if not s.analytic.any() and s.support.any():
+                by = f"the derivative of {s.outputs.name} by {s.inputs.name}"
+                yield Found(f"{by} is zero, differences of `backward` are not", 0.97, s.where)
+
+
+def _others(case: Case, s: Suspect) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The other inputs of the same shape: name, analytic and numeric Jacobian on the suspect's rows."""
+    e, mine = case.evidence, s.inputs.parts[0]
+    if not e.whole:
+        return
+    at = torch.isin(e.rows, s.outputs.coordinates)
+    for part in e.inputs:
+        if part.name != mine.name and part.place.real_shape == mine.place.real_shape:
+            over = case.column(part)
+            yield part.name, e.analytic[at][:, over], e.numeric[at][:, over]
+
+
+def swapped(case: Case) -> Iterator[Found]:
+    """The gradients of two inputs stand in each other's place."""
+    for s in case.suspects:
+        for name, analytic, numeric in _others(case, s):
+            if s.explains(numeric) and s.same(analytic, s.numeric):
+                first, second = sorted([s.inputs.parts[0].name, name])
+                text = f"{case.rule} has the {case.noun}s of `{first}` and `{second}` in each other's place"
+                yield Found(text, 0.98, s.where)
+
+
+def another(case: Case) -> Iterator[Found]:
+    """The gradient for one input is that of another."""
+    for s in case.suspects:
+        for name, _, numeric in _others(case, s):
+            if numeric.any() and s.explains(numeric):
+                text = f"{case.rule} returns for {{where}} the {case.noun} with respect to `{name}`"
+                yield Found(text, 0.96, s.where)
+
+
+def outputs_swapped(case: Case) -> Iterator[Found]:
+    """The cotangents of two outputs stand in each other's place."""
+    e = case.evidence
+    for s in case.suspects if e.whole else ():
+        for i, first in enumerate(s.outputs.parts):
+            for second in s.outputs.parts[i + 1 :]:
+                if first.place.real_shape != second.place.real_shape:
+                    continue
+                order = _exchanged(s, first.place.start, second.place.start, first.place.stop)
+                if s.explains(s.numeric[order]):
+                    names = f"`{first.name}` and `{second.name}`"
+                    text = f"{case.rule} has the cotangents of {names} in each other's place, for {{where}}"
+                    yield Found(text, 0.96, s.where)
+
+
+def _exchanged(s: Suspect, first: int, second: int, stop: int) -> Tensor:
+    """The rows of the suspect with those of two outputs exchanged."""
+    size = stop - first
+    wanted = s.outputs.coordinates.clone()
+    mine = (wanted >= first) & (wanted < first + size)
+    other = (wanted >= second) & (wanted < second + size)
+    wanted[mine] += second - first
+    wanted[other] -= second - first
+    return torch.searchsorted(s.outputs.coordinates, wanted)
+
+
+def ignored(case: Case) -> Iterator[Found]:
+    """The same gradient whatever the cotangent is."""
+    nothing = case.of_zero
+    if nothing is None or not nothing.any():
+        return
+    for s in case.suspects:
+        mine = nothing[case.column(s.inputs.parts[0])]
+        if mine.any() and s.explains(mine.expand_as(s.analytic)):
+            text = f"{case.rule} returns the same {case.noun} for {{where}} whatever the cotangent is"
+            yield Found(text, 0.98, s.where)

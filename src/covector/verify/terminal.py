@@ -1,0 +1,164 @@
+"""A report for the terminal: plain text, or laid out and coloured with rich where that can be shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from covector.verify.report import Finding, Mismatch, Outcome, Report
+
+_WIDTH = 100
+_COLUMNS = ("entry", "analytic", "numeric", "error", "allowed")
+
+_STYLES = {
+    Outcome.PASSED: "bold green",
+    Outcome.UNSUPPORTED: "bold yellow",
+    Outcome.INCONCLUSIVE: "bold yellow",
+    Outcome.FAILED: "bold red",
+}
+
+
+def plain(report: Report) -> str:
+    """The report as text, no wider than a hundred columns."""
+    lines = _wrapped(report.title)
+    bad = _bad(report)
+    for finding in bad:
+        lines += _plain_finding(finding)
+    for remark in _remarks(report):
+        lines += _wrapped(remark)
+    if not bad:
+        lines += _wrapped(f"checks: {_checks(report)}")
+    lines += _reproduction(report)
+    return "\n".join([*lines, *_wrapped(f"how: {report.how}")])
+
+
+def _bad(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.outcome is not Outcome.PASSED]
+
+
+def _remarks(report: Report) -> list[str]:
+    """What a check that passed has to say all the same."""
+    return [f"remark: {f.summary}" for f in report.findings if f.outcome is Outcome.PASSED and f.summary]
+
+
+def _checks(report: Report) -> str:
+    return ", ".join(dict.fromkeys(finding.check for finding in report.findings))
+
+
+def _reproduction(report: Report) -> list[str]:
+    """Python that makes the same check again; one line stands beside the word, several below it."""
+    lines = report.reproduce.splitlines()
+    if len(lines) == 1 and len(lines[0]) + len("reproduce: ") <= _WIDTH:
+        return [f"reproduce: {lines[0]}"]
+    return ["reproduce:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _plain_finding(finding: Finding) -> list[str]:
+    lines = _wrapped(finding.headline)
+    lines += _table([_cells(m) for m in finding.mismatches])
+    for text in (*finding.notes, finding.extent):
+        lines += _wrapped(text, "  ")
+    for diagnosis in finding.diagnoses:
+        lines += _wrapped(f"{diagnosis.sure}: {diagnosis.evidence}", "  ")
+        lines += _wrapped(f"look at: {diagnosis.look}", "    ")
+    return lines + _wrapped(finding.advice, "  ")
+
+
+def _cells(m: Mismatch) -> tuple[str, ...]:
+    """One row of the table of entries; adding zero makes a zero of -0."""
+    numeric = f"{m.numeric + 0.0:.6g}" + (f" +- {m.bound:.0e}" if m.bound else "")
+    relation = ">" if m.beyond else "<="
+    return str(m.entry), f"{m.analytic + 0.0:.6g}", numeric, f"{m.error:.1e}", f"{relation} {m.allowed:.1e}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Aligned columns under their names; an entry that leaves no room for them has a line of its own."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    room = _WIDTH - 2 - sum(widths[1:]) - 3 * (len(widths) - 1)
+    lines = []
+    widths[0] = min(widths[0], room)
+    for first, *rest in (_COLUMNS, *rows):
+        cells = [f"{cell:<{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        while len(first) > room:
+            lines.append(f"  {first[: _WIDTH - 2]}")
+            first = first[_WIDTH - 2 :]
+        lines.append(("  " + "   ".join([f"{first:<{widths[0]}}", *cells])).rstrip())
+    return lines
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """The text in lines that fit."""
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
+
+
+def show(report: Report, file: Any = None) -> None:
+    """Print the report, in colour if the file is a terminal that shows it."""
+    file = sys.stdout if file is None else file
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not file.isatty():
+        print(report, file=file)
+        return
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(report, file=file)
+        return
+    Console(file=file).print(report)
+
+
+def rendered(report: Report) -> Any:
+    """The report as rich shows it, no wider than plain text."""
+    from rich.console import Group
+    from rich.constrain import Constrain
+
+    return Constrain(Group(*_rich_parts(report)), _WIDTH)
+
+
+def _rich_parts(report: Report) -> Iterator[Any]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    title = Text(f"{report.verb}({report.function}) ", style="bold")
+    title.append(f" {report.outcome.value.upper()} ", style=f"{_STYLES[report.outcome]} reverse")
+    yield title
+    bad = _bad(report)
+    for finding in bad:
+        yield Text()
+        yield from _rich_finding(finding)
+    yield from map(Text, _remarks(report))
+    if not bad:
+        yield Text(f"checks: {_checks(report)}")
+    if report.reproduce:
+        yield Text("\nreproduce", style="bold")
+        yield Padding(Text(report.reproduce), (0, 0, 0, 2))
+    yield Text(f"\n{report.how}", style="dim")
+
+
+def _rich_finding(finding: Finding) -> Iterator[Any]:
+    from rich.box import SIMPLE_HEAD
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text(finding.check, style="bold")
+    head.append(f"  {finding.summary}", style="not bold")
+    yield head
+    if finding.mismatches:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))
+        for name, style in zip(_COLUMNS, ("cyan", "red", "green", "", ""), strict=True):
+            table.add_column(name, style=style, overflow="fold", justify="left")
+        for m in finding.mismatches:
+            table.add_row(*map(Text, _cells(m)))
+        yield Padding(table, (0, 0, 0, 2))
+    for text in (*finding.notes, finding.extent, finding.advice):
+        if text:
+            yield Padding(Text(text), (0, 0, 0, 2))
+    for diagnosis in finding.diagnoses:
+        found = Text(f"{diagnosis.sure}: ", style="bold yellow")
+        found.append(diagnosis.evidence, style="not bold default")
+        yield Padding(found, (1, 0, 0, 2))
+        yield Padding(Text(f"look at: {diagnosis.look}", style="dim"), (0, 0, 0, 4))

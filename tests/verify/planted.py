@@ -1,0 +1,233 @@
+"""One planted bug for each rule of a diagnosis, and a near miss on which the rule has to keep silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import covector
+from covector.verify.report import Report
+from mutants import (
+    Draw,
+    away,
+    complex_square_pull,
+    cube,
+    cube_pull,
+    linear,
+    linear_pull,
+    normal,
+    only,
+    pair,
+    pair_pull,
+    right_square,
+    ruled,
+    scaled_rows,
+    stale_square,
+    stencil,
+    stencil_pull,
+)
+
+Inputs = Callable[[int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug that a rule has to name, and one, or none at all, that it must not take for that."""
+
+    wrong: Callable[..., Any]
+    near: Callable[..., Any]
+    inputs: Inputs
+    near_inputs: Inputs | None = None
+    keywords: dict[str, Any] = field(default_factory=dict)
+    order: int = 1
+
+    def report(self, function: Callable[..., Any], inputs: Inputs, **keywords: Any) -> Report | None:
+        """What the check says about a function; None if it passes."""
+        door = covector.gradcheck if self.order == 1 else covector.gradgradcheck
+        try:
+            door(function, inputs(0), **self.keywords, **keywords)
+        except covector.GradcheckError as error:
+            return error.report
+        return None
+
+    def wrong_report(self, **keywords: Any) -> Report:
+        """What is said about the planted bug."""
+        report = self.report(self.wrong, self.inputs, **keywords)
+        assert report is not None
+        return report
+
+    def near_report(self, **keywords: Any) -> Report | None:
+        """What is said about the near miss, which may be nothing."""
+        return self.report(self.near, self.near_inputs or self.inputs, **keywords)
+
+
+def cubed(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """The cube, with a change to its gradient."""
+    return ruled(cube, lambda g, x: change(cube_pull(g, x)))
+
+
+def cubed_where(condition: Callable[[Tensor], Tensor], factor: float = 1.5) -> Callable[..., Any]:
+    """The cube, with its gradient multiplied where the input satisfies a condition."""
+    return ruled(cube, lambda g, x: cube_pull(g, x) * torch.where(condition(x), factor, 1.0))
+
+
+def masked(*indices: Any) -> Callable[[Tensor], Tensor]:
+    """Doubles what the indices select."""
+
+    def change(gradient: Tensor) -> Tensor:
+        mask = torch.ones(gradient.shape, dtype=gradient.dtype)
+        for index in indices:
+            mask[index] = 2.0
+        return gradient * mask
+
+    return change
+
+
+def weighted(second: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Rows times a weight that is broadcast, with another gradient for the weight."""
+    return ruled(scaled_rows, lambda g, x, w: (g * x.cos() * w, second(g, x, w)))
+
+
+def product(pull: Callable[..., Any]) -> Callable[..., Any]:
+    """The matrix product."""
+    return ruled(linear, pull)
+
+
+def softmax_pull(diagonal: float, beside: float) -> Callable[..., Any]:
+    """The pullback of softmax, with factors on the diagonal of its Jacobian and beside it."""
+
+    def pull(g, x):
+        s = x.softmax(0)
+        jacobian = torch.diag(s) - s[:, None] * s
+        eye = torch.eye(x.numel(), dtype=x.dtype)
+        return (jacobian * (diagonal * eye + beside * (1 - eye))) @ g
+
+    return pull
+
+
+def rounded(dtype: torch.dtype) -> Callable[..., Any]:
+    """The cube, with a gradient that goes through another dtype."""
+    return ruled(cube, lambda g, x: cube_pull(g, x).to(dtype).to(x.dtype))
+
+
+def single_sine(factor: float) -> Callable[..., Any]:
+    """A sine that is computed in single precision whatever it is given."""
+    return lambda x: ruled(torch.sin, lambda g, x: factor * g * x.cos())(x.float()) + 1e3
+
+
+def symmetric(seed: int) -> tuple[Tensor, Tensor]:
+    draw = Draw(seed)
+    weight = draw.normal(4, 4).detach()
+    return draw.normal(4, 4), (weight + weight.T).requires_grad_()
+
+
+def given(*values: float) -> Inputs:
+    return lambda seed: (torch.tensor(values, dtype=torch.float64, requires_grad=True),)
+
+
+def line(seed: int) -> tuple[Tensor]:
+    return (torch.tensor([-1.25, 1.75, -0.5, 0.75, 1.5, -1.5, 0.25, 1.0]).double().requires_grad_(),)
+
+
+RELU = torch.relu
+STEEP = ruled(torch.relu, lambda g, x: 2 * g * torch.ones_like(x))
+SQUARES, VECTOR, TABLE = normal((4, 4), (4, 4)), away((8,)), away((4, 5))
+
+PLANTED = {
+    "sign": Planted(cubed(lambda d: -d), cubed(lambda d: -2 * d), VECTOR),
+    "factor": Planted(cubed(lambda d: 2 * d), cubed_where(lambda x: x < 0, 2.0), VECTOR),
+    "power": Planted(
+        ruled(cube, lambda g, x: 2 * g * x), ruled(cube, lambda g, x: g * (2 * x + 0.1)), VECTOR
+    ),
+    "constant": Planted(
+        cubed(lambda d: d + 0.1), ruled(cube, lambda g, x: cube_pull(g, x) + 0.1 * g * x), VECTOR
+    ),
+    "zero": Planted(
+        lambda x, y: x.sin() * y.detach(),
+        lambda x, y: x.sin() * (0.5 * y + 0.5 * y.detach()),
+        normal((6,), (6,)),
+    ),
+    "swapped inputs": Planted(
+        product(lambda g, x, w: linear_pull(g, x, w)[::-1]),
+        product(lambda g, x, w: (x.T @ g, x.T @ g)),
+        SQUARES,
+    ),
+    "another input": Planted(
+        product(lambda g, x, w: (g @ w.T, g @ w.T)),
+        product(lambda g, x, w: (g @ w.T, 2 * (g @ w.T))),
+        SQUARES,
+    ),
+    "swapped outputs": Planted(
+        ruled(pair, lambda g, h, x: pair_pull(h, g, x)),
+        ruled(pair, lambda g, h, x: pair_pull(h, h, x)),
+        VECTOR,
+    ),
+    "cotangent ignored": Planted(
+        ruled(cube, lambda g, x: cube_pull(torch.ones_like(g), x)),
+        ruled(cube, lambda g, x: cube_pull(g, x) + 0.5),
+        VECTOR,
+    ),
+    "saved intermediate": Planted(
+        ruled(cube, lambda g, x, s: g * s, save=lambda inputs, y: (inputs[0], 3 * inputs[0].detach() ** 2)),
+        ruled(cube, lambda g, x: 3 * g * x * x.detach()),
+        VECTOR,
+        order=2,
+    ),
+    "transposed": Planted(
+        product(lambda g, x, w: (g @ w, x.T @ g)),
+        product(lambda g, x, w: (g @ w, x.T @ g)),
+        SQUARES,
+        symmetric,
+    ),
+    "displaced": Planted(cubed(lambda d: d.roll(1, 0)), cubed(lambda d: d[[1, 0, 3, 2, 5, 4, 7, 6]]), VECTOR),
+    "broadcast": Planted(
+        weighted(lambda g, x, w: (g * x.sin()).mean(0)),
+        ruled(cube, lambda g, x: cube_pull(g, x) / 6),
+        normal((6, 3), (3,)),
+        away((6, 3)),
+    ),
+    "conjugate": Planted(
+        ruled(torch.square, lambda g, z: 2 * g * z),
+        ruled(torch.square, lambda g, z: -complex_square_pull(g, z)),
+        normal((5,), dtype=torch.complex128),
+    ),
+    "real part": Planted(
+        ruled(torch.square, lambda g, z: complex_square_pull(g, z).real + 0j),
+        ruled(torch.square, lambda g, z: complex_square_pull(g, z).real * 0.5 + 0j),
+        normal((5,), dtype=torch.complex128),
+    ),
+    "few elements": Planted(cubed(only(3, 1.1)), cubed(masked([0, 1, 3, 4, 6])), VECTOR),
+    "one slice": Planted(cubed(masked(2)), cubed(masked((2, [0, 1, 2]), (1, [3, 4]))), TABLE),
+    "diagonal": Planted(
+        cubed(lambda d: d + d.diagonal().diag()),
+        cubed(lambda d: d + d.diagonal().diag() + d * torch.eye(4).roll(1, 0)),
+        away((4, 4)),
+    ),
+    "diagonal of the Jacobian": Planted(
+        ruled(lambda x: x.softmax(0), softmax_pull(2.0, 1.0)),
+        ruled(lambda x: x.softmax(0), softmax_pull(1.0, 2.0)),
+        normal((4,)),
+    ),
+    "boundary": Planted(
+        ruled(stencil, lambda g, x: stencil_pull(g, x, edge=0.5)),
+        ruled(stencil, lambda g, x: only(-1, 0.5)(stencil_pull(g, x))),
+        VECTOR,
+    ),
+    "negative inputs": Planted(cubed_where(lambda x: x < 0), cubed_where(lambda x: x.abs() > 1), line),
+    "threshold": Planted(cubed_where(lambda x: x > 0.9), cubed_where(lambda x: x.abs() > 1.1), line),
+    "stale value": Planted(
+        stale_square(),
+        lambda x: ruled(torch.square, lambda g, x: 3 * g * x)(x) * right_square()(x),
+        VECTOR,
+    ),
+    "precision": Planted(
+        rounded(torch.float32), cubed(lambda d: 1.0001 * d), VECTOR, keywords={"atol": 0.0, "rtol": 1e-9}
+    ),
+    "kink": Planted(RELU, STEEP, given(0.0, 1.0)),
+    "domain": Planted(torch.log, ruled(torch.log, lambda g, x: 2 * g / x), given(0.0, 1.0), given(0.5, 1.0)),
+    "noise": Planted(single_sine(1.0), single_sine(3.0), given(0.5)),
+}

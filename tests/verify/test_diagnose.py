@@ -1,0 +1,461 @@
+"""Every rule names its planted bug, word for word, and keeps silent on its near miss."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from planted import PLANTED, SQUARES, VECTOR, cubed, product, rounded, weighted
+
+import covector
+from covector.verify.rules import table
+from covector.verify.rules.table import RULES
+from mutants import (
+    MUTANTS,
+    away,
+    complex_square_pull,
+    cube,
+    cube_pull,
+    linear_pull,
+    normal,
+    only,
+    quotient,
+    ruled,
+    stale_square,
+    trembling_cube,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+pytestmark = pytest.mark.filterwarnings("ignore::covector.errors.PrecisionWarning")
+
+each_rule = pytest.mark.parametrize("name", PLANTED)
+
+
+def diagnoses(report):
+    """Everything that a report says about mistakes."""
+    return [] if report is None else [d for finding in report.findings for d in finding.diagnoses]
+
+
+def said(function, inputs, **keywords):
+    """The diagnoses of a function, as pairs of rule and evidence."""
+    report = covector.check(function, inputs(0) if callable(inputs) else inputs, **keywords)
+    return [(d.rule, d.evidence) for d in diagnoses(report)]
+
+
+def text_of(name):
+    """The report on a planted bug, without what varies from machine to machine."""
+    text = str(PLANTED[name].wrong_report())
+    text = re.sub(r"\+- \S+", "+- .....", text[: text.rindex("how: ")])
+    return re.sub(r"of line \d+", "of line ...", text)
+
+
+def test_every_rule_has_a_planted_bug():
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert set(PLANTED) == set(names)
+    assert all(set(rule.yields_to) <= set(names) - {rule.name} for rule in RULES)
+
+
+def test_the_table_is_in_the_documents():
+    """Word for word, and in this order."""
+    document = (ROOT / "docs" / "diagnosis.md").read_text()
+    rows = [f"| {rule.name} | {rule.sees} | {rule.look} |" for rule in RULES]
+    assert "\n".join(rows) in document
+
+
+@each_rule
+def test_a_rule_names_its_planted_bug_first(name):
+    found = diagnoses(PLANTED[name].wrong_report())
+    assert found[0].rule == name
+    assert 0 < found[0].confidence <= 1
+    assert found[0].look
+    assert "{" not in found[0].evidence
+
+
+@each_rule
+def test_a_rule_keeps_silent_on_a_near_miss(name, monkeypatch):
+    """By itself, not because another rule explains it better or is surer."""
+    (rule,) = [rule for rule in RULES if rule.name == name]
+    monkeypatch.setattr(table, "RULES", (replace(rule, yields_to=()),))
+    assert [d.rule for d in diagnoses(PLANTED[name].wrong_report())] == [name]
+    report = PLANTED[name].near_report()
+    assert diagnoses(report) == [], str(report)
+
+
+@each_rule
+def test_the_text_of_a_diagnosis(name):
+    expected = (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").read_text()
+    text = text_of(name)
+    assert text == expected
+    assert max(map(len, text.splitlines())) <= 100
+
+
+FACTORS = {
+    "2": (2.0, "2.000 x the numeric gradient for input `x`, everywhere"),
+    "0.5": (0.5, "0.500 x the numeric gradient for input `x`, everywhere"),
+    "batch": (5.0, "everywhere; 5 is the size of dimension 0 of `output` (the batch?)"),
+    "mean over the batch": (0.2, "which is 1 / 5; 5 is the size of dimension 0 of `output`"),
+    "dimension": (3.0, "everywhere; 3 is the size of dimension 1 of `output`"),
+    "mean of all": (1 / 15, "which is 1 / 15; 15 is the number of elements of `output`"),
+    "close to one": (1.0031, "1.0031 x the numeric gradient"),
+}
+
+
+@pytest.mark.parametrize(("factor", "text"), FACTORS.values(), ids=FACTORS)
+def test_which_factor(factor, text):
+    ((rule, evidence),) = said(cubed(lambda d: factor * d), away((5, 3)))
+    assert rule == "factor"
+    assert text in evidence
+
+
+KINDS = {
+    "gradient transposed": (
+        product(lambda g, x, w: (g @ w.T, g.T @ x)),
+        SQUARES,
+        "the gradient for input `w` would be right, but it is transposed (dimensions 0 and 1)",
+    ),
+    "transposed and reshaped": (
+        ruled(cube, lambda g, x: cube_pull(g, x).T.reshape(x.shape)),
+        away((3, 5)),
+        "it is transposed (dimensions 0 and 1), and reshaped",
+    ),
+    "cotangent transposed": (
+        product(lambda g, x, w: linear_pull(g.T, x, w)),
+        SQUARES,
+        "dimensions 0 and 1 of the cotangent of `output` are exchanged",
+    ),
+    "sum over the wrong dimension": (
+        weighted(lambda g, x, w: (g * x.sin()).sum(1)),
+        normal((4, 4), (4,)),
+        "a sum runs over dimension 0 of `output` where it should over 1, or reversed",
+    ),
+    "one index of a sum": (
+        weighted(lambda g, x, w: (g * x.sin())[0]),
+        normal((6, 3), (3,)),
+        "is not summed over dimension 0 of `output`: only index 0 counts",
+    ),
+    "all but one index of a sum": (
+        weighted(lambda g, x, w: (g * x.sin())[:-1].sum(0)),
+        normal((6, 3), (3,)),
+        "is a sum over dimension 0 of `output` that leaves out index 5",
+    ),
+    "sum of everything": (
+        weighted(lambda g, x, w: (g * x.sin()).sum().expand(3)),
+        normal((6, 3), (3,)),
+        "is summed over the input too, and spread",
+    ),
+    "result conjugated": (
+        ruled(torch.square, lambda g, z: complex_square_pull(g, z).conj()),
+        normal((5,), dtype=torch.complex128),
+        "the result is conjugated in the gradient for input `arg0`",
+    ),
+    "cotangent conjugated": (
+        ruled(torch.square, lambda g, z: complex_square_pull(g.conj(), z)),
+        normal((5,), dtype=torch.complex128),
+        "the cotangent is conjugated in the gradient for input `arg0`",
+    ),
+    "cotangent real": (
+        ruled(torch.square, lambda g, z: complex_square_pull(g.real + 0j, z)),
+        normal((5,), dtype=torch.complex128),
+        "the imaginary part of the cotangent is lost on the way to input `arg0`",
+    ),
+    "a constant in the derivative": (
+        ruled(torch.sin, lambda g, x: g * x.cos() + 1e-2 * g),
+        VECTOR,
+        "`backward` is off by 0.01 for input `arg0`, wherever it is not zero",
+    ),
+    "one column": (
+        cubed(only((slice(None), 3), 0.0)),
+        away((4, 5)),
+        "the gradient is wrong in column 3 of `x` and right elsewhere; it is zero there",
+    ),
+    "one index of three dimensions": (
+        cubed(only((slice(None), 1), -1.0)),
+        away((2, 3, 4)),
+        "the gradient is wrong in index 1 of dimension 1 of `x` and right elsewhere; it has the wrong sign",
+    ),
+    "all sides of a matrix": (
+        cubed(lambda d: d * frame(4, 5)),
+        away((4, 5)),
+        "the gradient is wrong at the boundary of `x` and right inside",
+    ),
+    "positive inputs": (
+        ruled(cube, lambda g, x: cube_pull(g, x) * torch.where(x > 0, -1.0, 1.0)),
+        VECTOR,
+        "the gradient is wrong where `x` is positive and right elsewhere; it has the wrong sign there",
+    ),
+    "two elements": (
+        cubed(only([2, 5], 3.0)),
+        away((12,)),
+        "the gradient is wrong at `x[2]` and `x[5]` only; it is 3.000 x the numeric one there",
+    ),
+    "rounded to bfloat16": (rounded(torch.bfloat16), VECTOR, "was rounded to bfloat16"),
+    "several inputs at once": (
+        ruled(quotient, lambda g, x, y: (-g / y, g * x / y**2)),
+        away((6,), (6,)),
+        "returns the negative of the gradient for inputs `x` and `y`, everywhere",
+    ),
+}
+
+
+def frame(height, width):
+    """Ones inside, twos at the boundary."""
+    result = torch.full((height, width), 2.0, dtype=torch.float64)
+    result[1:-1, 1:-1] = 1.0
+    return result
+
+
+@pytest.mark.parametrize(("function", "inputs", "text"), KINDS.values(), ids=KINDS)
+def test_kinds_of_a_mistake(function, inputs, text):
+    assert any(text in evidence for _, evidence in said(function, inputs)), said(function, inputs)
+
+
+def test_forward_mode_is_called_by_its_name():
+    wrong = ruled(cube, cube_pull, lambda t, x: -3 * t * x * x)
+    ((rule, evidence),) = said(wrong, VECTOR, check_forward_ad=True)
+    assert (rule, evidence) == (
+        "sign",
+        "`jvp` returns the negative of the derivative for input `x`, everywhere",
+    )
+
+
+def test_large_functions_in_fast_mode_are_diagnosed_from_a_sample():
+    """Signs found the entry; the rules look at a few rows and columns around it."""
+    x = away((3000,))(0)
+    assert said(cubed(only(733, -1.0)), x, fast_mode=True)[0] == (
+        "few elements",
+        "the gradient is wrong at `x[733]` only, in one entry of the Jacobian; it has the wrong sign there "
+        "(of a sample of the entries)",
+    )
+    assert said(cubed(lambda d: 2 * d), x, fast_mode=True)[0][0] == "factor"
+
+
+def test_a_derivative_that_raises_may_be_stale_too():
+    """In fast mode the batch comes first, and the backward meets a value that it left behind."""
+    report = covector.check(stale_square(), normal((40,))(0), fast_mode=True)
+    assert [d.rule for d in diagnoses(report)] == ["stale value"]
+
+
+def test_a_verdict_that_nobody_reads_is_not_diagnosed(monkeypatch):
+    seen = []
+    watching = [replace(rule, find=lambda case: iter(seen.append(case) or ())) for rule in RULES]
+    monkeypatch.setattr(table, "RULES", tuple(watching))
+    wrong = cubed(lambda d: 2 * d)
+    assert covector.gradcheck(wrong, VECTOR(0), raise_exception=False) is False
+    assert covector.gradcheck(torch.sin, VECTOR(0))
+    assert seen == []
+    assert not covector.check(wrong, VECTOR(0))
+    assert seen
+
+
+# The mutants that a rule has to name; about the others the entries say nothing that a rule knows.
+NAMED = {
+    "sign": [
+        "sign",
+        "sign of one of two inputs",
+        "forward: sign",
+        "second order: sign",
+    ],
+    "factor": [
+        "factor 2",
+        "factor 0.5",
+        "factor 1.01",
+        "wrong only for a transposed input",
+        "wrong only for every second element of a storage",
+        "one of two outputs",
+        "half of a real function of complex numbers",
+        "forward: factor 1.01",
+        "forward: wrong where reverse is not asked for",
+        "reverse wrong, forward right",
+        "batch rule of the forward rule",
+        "wrong backward that a wrong batch rule confirms",
+        "second order: half detached",
+        "second order: factor 1.01",
+        "second order: by the cotangent",
+    ],
+    "zero": [
+        "zero",
+        "detached for one of two inputs",
+        "no gradient for one of two inputs",
+        "zero gradient for one of two inputs",
+        "forward: ignores one of two tangents",
+    ],
+    "few elements": [
+        "one entry of 2000 by a tenth",
+        "one entry of 2000 by a hundredth",
+        "one entry of 2000 with its sign flipped",
+        "one entry of 2000 missing",
+        "first element",
+        "last element",
+        "last element of a matrix",
+        "two entries that cancel in a sum",
+        "off by 1e-3 in one entry",
+        "one entry of a fast oscillation",
+        "one entry of a fast oscillation by a hundredth",
+        "detached at one entry",
+        "product: one entry by a hundredth",
+        "one boundary entry",
+        "missing coupling",
+        "missing coupling in 600 elements",
+        "spurious coupling",
+        "spurious coupling in 600 elements",
+        "small missing coupling beside large entries",
+        "small missing coupling beside large entries, 600 elements",
+        "small spurious coupling beside large entries, 600 elements",
+        "missing conjugate at one entry",
+        "one of 24 complex entries",
+        "turned by a right angle at one entry",
+        "forward: one entry",
+        "forward: two of 40 tangents swapped",
+        "two of 40 gradients swapped",
+        "second order: one entry",
+    ],
+    "one slice": [
+        "one row",
+        "one column",
+        "product: one entry of the weight",
+    ],
+    "displaced": [
+        "off by one",
+        "reversed",
+        "forward: off by one",
+    ],
+    "negative inputs": [
+        "wrong only for negative inputs",
+    ],
+    "threshold": [
+        "wrong only above a threshold",
+    ],
+    "power": [
+        "square instead of cube",
+        "power of the denominator",
+    ],
+    "transposed": [
+        "transposed",
+        "transposed, not square",
+        "broadcast: sum over the wrong dimension",
+        "product: weight not transposed",
+        "product: order of factors",
+        "product: reshaped for transposed",
+        "sum run forwards instead of backwards",
+    ],
+    "constant": [
+        "off by 1e-3",
+        "adds a constant",
+        "forward: adds a constant",
+    ],
+    "cotangent ignored": [
+        "ignores the cotangent",
+        "second order: ignores the cotangent",
+    ],
+    "swapped outputs": [
+        "cotangents of two outputs swapped",
+    ],
+    "broadcast": [
+        "broadcast: mean for sum",
+        "broadcast: first row only",
+        "broadcast: last row left out",
+        "broadcast: spread instead of summed",
+    ],
+    "swapped inputs": [
+        "gradients of two inputs swapped",
+        "forward: tangents swapped",
+    ],
+    "boundary": [
+        "boundary entries",
+    ],
+    "conjugate": [
+        "missing conjugate",
+        "missing conjugate for one of two inputs",
+        "conjugate of the whole",
+        "conjugate of the cotangent",
+        "conjugate of a real function of complex numbers",
+        "missing conjugate, real input",
+        "forward: missing conjugate",
+    ],
+    "real part": [
+        "real part only",
+        "imaginary part of the cotangent dropped",
+        "imaginary part dropped, real input",
+    ],
+    "stale value": [
+        "stale saved tensor",
+    ],
+    "saved intermediate": [
+        "second order: saved intermediate",
+        "second order: input detached",
+        "second order: cotangent detached",
+        "second order: coupling of two inputs detached",
+    ],
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_mutants_are_called_what_they_are(mutant):
+    """The surest diagnosis is the right one, and what no rule knows is given no name; few are shown."""
+    door = covector.gradcheck if mutant.order == 1 else covector.gradgradcheck
+    with pytest.raises(covector.GradcheckError) as caught:
+        door(mutant.wrong, mutant.draw(), **mutant.keywords)
+    found = diagnoses(caught.value.report)
+    expected = [rule for rule, names in NAMED.items() if mutant.name in names]
+    assert [d.rule for d in found[:1]] == expected
+    sure = [d.confidence for d in found]
+    assert len(sure) <= 3
+    assert sure == sorted(sure, reverse=True)
+
+
+def test_every_named_mutant_exists():
+    names = [name for names in NAMED.values() for name in names]
+    assert set(names) <= {mutant.name for mutant in MUTANTS}
+    assert len(set(names)) == len(names)
+
+
+def test_a_backward_that_draws_random_numbers_is_not_explained():
+    source = torch.Generator().manual_seed(0)
+    report = covector.check(trembling_cube(0.1, lambda: source), VECTOR(0))
+    assert not report
+    assert diagnoses(report) == []
+
+
+def test_a_rule_that_raises_leaves_the_report_as_it_is(monkeypatch):
+    def broken(case):
+        raise ZeroDivisionError("a mistake of ours")
+
+    expected = said(cubed(lambda d: -d), VECTOR)
+    spoilt = [replace(rule, find=broken) if rule.name != "sign" else rule for rule in RULES]
+    monkeypatch.setattr(table, "RULES", tuple(spoilt))
+    assert said(cubed(lambda d: -d), VECTOR) == expected == [("sign", expected[0][1])]
+
+
+def test_a_function_that_fails_while_it_is_diagnosed_is_reported_all_the_same():
+    """The rules run the function after the check did; what they need may no longer be there."""
+    calls, limit = [], float("inf")
+
+    def fragile(x):
+        calls.append(x)
+        if len(calls) > limit:
+            raise OSError("the sensor is gone")
+        return cubed(lambda d: 2 * d)(x)
+
+    whole = covector.check(fragile, VECTOR(0))
+    limit = len(calls) - 3
+    calls.clear()
+    cut = covector.check(fragile, VECTOR(0))
+    assert len(calls) > limit
+    assert cut.outcome is whole.outcome
+    assert cut.worst.mismatches == whole.worst.mismatches
+    assert diagnoses(whole) != diagnoses(cut)
+
+
+def write_snapshots():
+    """Make the texts anew, to be read before they are committed."""
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for name in PLANTED:
+        (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(text_of(name))
+
+
+if __name__ == "__main__":
+    write_snapshots()
