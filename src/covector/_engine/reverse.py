@@ -103,6 +103,33 @@ class PlainScope:
         return detached(tensor, keep_graph_of_tangent=self._connected)
 
 
+class OpenScope(PlainScope):
+    """Reverse mode whose results keep their graph, also where that leads to leaves of ours alone.
+
+    To be entered with grad mode on.
+    """
+
+    __slots__ = ()
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        return detached(tensor) if tensor.is_inference() else super()._stand_in(tensor)
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Always: the graph was asked for."""
+        return True
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it: as it is."""
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.once = self.once or found.once
+        return output
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is."""
+        return tensor
+
+
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
@@ -152,8 +179,8 @@ def _alias(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor) if tensor.layout is torch.strided else tensor.clone()
 
 
-def _scope() -> PlainScope | LevelScope:
-    return LevelScope() if levels.active() else PlainScope()
+def _scope(at_top: type[PlainScope] = PlainScope) -> PlainScope | LevelScope:
+    return LevelScope() if levels.active() else at_top()
 
 
 class Recording(NamedTuple):
@@ -166,12 +193,27 @@ class Recording(NamedTuple):
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
+        return self.filled(self.reach(cotangents, keep=keep))
+
+    def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
+        """What was pulled back, with zeros where there is no path."""
+        return [
+            self.scope.close(torch.zeros_like(variable)) if value is None else value
+            for value, variable in zip(pulled, self.variables, strict=True)
+        ]
+
+    def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
+        """J^T v, with None where there is no path."""
         outputs, along = [], []
         for output, cotangent in zip(self.outputs, cotangents, strict=True):
             if output.requires_grad:
                 outputs.append(output)
                 along.append(cotangent)
-        return _pull(self.scope, outputs, along, self.variables, keep=keep)
+        return _reach(self.scope, outputs, along, self.variables, keep=keep)
+
+    def only(self, position: int) -> Recording:
+        """The same run, of which one output is looked at."""
+        return self._replace(outputs=[self.outputs[position]])
 
     def is_flat(self, which: Sequence[int]) -> bool:
         """Whether the derivative of these outputs is zero, by the pullback of ones."""
@@ -183,26 +225,23 @@ class Recording(NamedTuple):
             return not any(bool((value != 0).any()) for value in self.pull(ones))
 
 
-def _pull(
+def _reach(
     scope: PlainScope | LevelScope,
     outputs: list[Tensor],
     cotangents: list[Tensor],
     variables: list[Tensor],
     *,
     keep: bool,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     if not outputs:
-        return [scope.close(torch.zeros_like(variable)) for variable in variables]
+        return [None] * len(variables)
     if scope.dead_end:
         raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
     record = scope.must_record(cotangents)
     pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
     if record and scope.once:
         pulled = [None if value is None else graph.refused(value, variables) for value in pulled]
-    return [
-        scope.close(torch.zeros_like(variable) if value is None else value)
-        for variable, value in zip(variables, pulled, strict=True)
-    ]
+    return [None if value is None else scope.close(value) for value in pulled]
 
 
 def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
@@ -211,9 +250,11 @@ def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluatio
     return Evaluation(outputs, evaluation.spec, aux, evaluation.aux_spec)
 
 
-def record(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Recording:
+def record(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
-    with _scope() as scope:
+    with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
     variables = [inner[index] for index in chosen]
@@ -261,6 +302,17 @@ class Linearization:
 
     def push(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         """J u, as the derivative of v -> J^T v with respect to v, applied to u."""
+        return self.filled(self.reach(tangents))
+
+    def filled(self, images: Sequence[Tensor | None]) -> list[Tensor]:
+        """What was pushed forward, with zeros where there is no path."""
+        return [
+            self._scope.close(torch.zeros_like(output)) if image is None else image
+            for output, image in zip(self.evaluation.outputs, images, strict=True)
+        ]
+
+    def reach(self, tangents: Sequence[Tensor]) -> list[Tensor | None]:
+        """J u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
             for pulled, tangent in zip(self._pulled, tangents, strict=True)
@@ -268,20 +320,23 @@ class Linearization:
         ]
         variables = [cotangent for cotangent in self._cotangents if cotangent is not None]
         along = [tangent for _, tangent in pairs]
-        pushed = iter(_pull(self._scope, [p for p, _ in pairs], along, variables, keep=True))
-        return [
-            torch.zeros_like(output) if cotangent is None else next(pushed)
-            for output, cotangent in zip(self.evaluation.outputs, self._cotangents, strict=True)
-        ]
+        pushed = iter(_reach(self._scope, [p for p, _ in pairs], along, variables, keep=True))
+        return [None if cotangent is None else next(pushed) for cotangent in self._cotangents]
+
+    def pulled(self) -> list[Tensor | None]:
+        """J^T applied to ones, for each variable; None where no output leads to it."""
+        return self._pulled
 
 
 def _total(tensor: Tensor) -> float:
     return float(tensor.detach().sum().real)
 
 
-def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Linearization:
+def linearize(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Linearization:
     """Run the function and its pullback once, and keep the graph of the pullback."""
-    with _scope() as scope:
+    with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
         variables = [inner[index] for index in chosen]
