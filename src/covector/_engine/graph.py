@@ -70,6 +70,8 @@ class Survey(NamedTuple):
     """To a derivative that torch refuses: a node that leads nowhere and is no leaf, or compiled code."""
     once: bool
     """Through a custom Function whose backward is marked `once_differentiable`."""
+    custom: bool = False
+    """Through any custom Function."""
 
 
 _NOWHERE = Survey(outside=False, dead_end=False, once=False)
@@ -88,7 +90,7 @@ def survey(tensor: Tensor) -> Survey:
         return _NOWHERE
     if tensor.grad_fn is None:
         return Survey(getattr(tensor, _MARK, True), dead_end=False, once=False)
-    outside = dead_end = once = False
+    outside = dead_end = once = by_hand = False
     pending: list[Any] = [tensor.grad_fn]
     seen = set()
     while pending:
@@ -111,11 +113,12 @@ def survey(tensor: Tensor) -> Survey:
             if kind.__name__ == "CompiledFunctionBackwardBackward":
                 dead_end = True
             elif custom is not None:
+                by_hand = True
                 once = once or getattr(custom.backward, "__code__", None) is _ONCE
             else:
                 _plain.add(kind)
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once)
+    return Survey(outside or dead_end, dead_end, once, by_hand)
 
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
@@ -149,6 +152,16 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
             if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
                 return node.name()
     return None
+
+
+def kinds(tensors: Sequence[Tensor]) -> set[type]:
+    """The types of the nodes behind these tensors."""
+    return {type(node) for tensor in tensors if tensor.grad_fn is not None for node in nodes(tensor)}
+
+
+def is_known(kind: type) -> bool:
+    """Whether this type of node stands for one operation of torch's own."""
+    return kind.__name__ != "CppFunction" and not hasattr(kind, "_forward_cls")
 
 
 def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:

@@ -61,14 +61,15 @@ class GradMode:
         self._enabled = enabled
 
     def __enter__(self) -> Self:
-        self._eager = EagerTensors().__enter__()
+        self._eager = EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         self._before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(self._enabled)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         torch._C._set_grad_enabled(self._before)
-        self._eager.__exit__(*exception)
+        if self._eager is not None:
+            self._eager.__exit__(*exception)
 
 
 class GradLevel:

@@ -36,12 +36,12 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
-    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "dead_end", "once")
+    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "custom", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._connected = torch.is_grad_enabled()
         self._linked = False
-        self.dead_end = self.once = False
+        self.dead_end = self.once = self.custom = False
         self._leaves: list[Tensor] = []
         self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         torch._C._set_grad_enabled(True)
@@ -88,13 +88,19 @@ class PlainScope:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        found = graph.survey(output)
-        self.dead_end = self.dead_end or found.dead_end
-        self.once = self.once or found.once
+        found = self._survey(output)
         if self._connected and found.outside:
             self._linked = True
             return output
         return detached(output, keep_graph_of_tangent=self._connected)
+
+    def _survey(self, output: Tensor) -> graph.Survey:
+        """Where the graph behind an output leads, kept for the pulls that follow."""
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.once = self.once or found.once
+        self.custom = self.custom or found.custom
+        return found
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -120,9 +126,7 @@ class OpenScope(PlainScope):
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: as it is."""
-        found = graph.survey(output)
-        self.dead_end = self.dead_end or found.dead_end
-        self.once = self.once or found.once
+        self._survey(output)
         return output
 
     def close(self, tensor: Tensor) -> Tensor:
@@ -133,12 +137,12 @@ class OpenScope(PlainScope):
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
-    __slots__ = ("_eager", "_grad_enabled", "_level", "dead_end", "once")
+    __slots__ = ("_eager", "_grad_enabled", "_level", "custom", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._eager = levels.EagerTensors().__enter__()
         self._level = levels.GradLevel().__enter__()
-        self.dead_end = self.once = False
+        self.dead_end = self.once = self.custom = False
         self._grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         return self
@@ -170,7 +174,9 @@ class LevelScope:
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
-        self.dead_end = self.dead_end or graph.survey(output).dead_end
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.custom = self.custom or found.custom
         return levels.unwrap_if_dead(output)
 
 
@@ -261,6 +267,31 @@ def record(
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
+def record_gradient(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Recording:
+    """Run a scalar function and its backward once; the outputs are the gradients, the value is aux.
+
+    A gradient without a path to it is a zero that requires no grad.
+    """
+    with _scope(at_top) as scope:
+        inner = scope.open(leaves, chosen)
+        evaluation = run(inner)
+        variables = [inner[index] for index in chosen]
+        (value,) = evaluation.outputs
+        pulled: Sequence[Tensor | None] = [None] * len(variables)
+        if value.requires_grad:
+            along = torch.ones_like(value, requires_grad=False)
+            pulled = graph.backward([value], [along], variables, keep=True, record=True)
+        gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
+    shown = scope.hand_out(value)
+    if scope.custom:
+        # Its backward may end where nothing can be pulled further; the operations of torch's own do not.
+        for gradient in gradients:
+            scope.hand_out(gradient)
+    return Recording(Evaluation(gradients, evaluation.spec, [shown], None), gradients, variables, scope)
+
+
 @dataclass(frozen=True)
 class Linearization:
     """One run of a function and its derivative there, as a graph that is linear in the tangents."""
@@ -311,7 +342,7 @@ class Linearization:
             for output, image in zip(self.evaluation.outputs, images, strict=True)
         ]
 
-    def reach(self, tangents: Sequence[Tensor]) -> list[Tensor | None]:
+    def reach(self, tangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
         """J u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
@@ -320,7 +351,7 @@ class Linearization:
         ]
         variables = [cotangent for cotangent in self._cotangents if cotangent is not None]
         along = [tangent for _, tangent in pairs]
-        pushed = iter(_reach(self._scope, [p for p, _ in pairs], along, variables, keep=True))
+        pushed = iter(_reach(self._scope, [p for p, _ in pairs], along, variables, keep=keep))
         return [None if cotangent is None else next(pushed) for cotangent in self._cotangents]
 
     def pulled(self) -> list[Tensor | None]:
@@ -350,9 +381,26 @@ def linearize(
         pulled: Sequence[Tensor | None] = [None] * len(variables)
         if outputs:
             pulled = graph.backward(outputs, along, variables, keep=True, record=True)
-        obstacle = graph.first_undifferentiable([tensor for tensor in pulled if tensor is not None])
     closed = _closed(scope, evaluation)
-    linear = Linearization(closed, obstacle, evaluation.outputs, list(pulled), cotangents, scope)
-    if obstacle is None and isinstance(scope, PlainScope) and not linear.is_adjoint():
+    linear = Linearization(closed, None, evaluation.outputs, list(pulled), cotangents, scope)
+    kinds = graph.kinds(outputs)
+    return linear if kinds <= _proven else _examined(linear, kinds)
+
+
+# Types of node whose backward is known to have a derivative, and to have all of it.
+_proven: set[type] = set()
+
+
+def _examined(linear: Linearization, kinds: set[type]) -> Linearization:
+    """The linearization, with the obstacle to its being pushed through if there is one."""
+    pulled = [tensor for tensor in linear.pulled() if tensor is not None]
+    obstacle = graph.first_undifferentiable(pulled)
+    if obstacle is not None:
+        return replace(linear, obstacle=obstacle)
+    if levels.active():  # the values cannot be looked at
+        return linear
+    if not linear.is_adjoint():
         return replace(linear, obstacle="a backward that loses part of its own derivative")
+    if any(bool((tensor != 0).any()) for tensor in pulled):
+        _proven.update(kind for kind in kinds if graph.is_known(kind))
     return linear

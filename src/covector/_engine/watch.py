@@ -1,21 +1,23 @@
-"""Watching a function run: whether it does what only reverse mode would notice."""
+"""Watching a function run in forward mode: whether reverse mode would give something else, or sooner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-
-class ReverseOnly(Exception):
-    """The function looks at, or changes, what reverse mode records; forward mode would not see it."""
+_unpack_dual = torch._VF._unpack_dual
 
 
-# What a function may do whose effect, or answer, is another one when nothing is recorded.
-_NOTICED: frozenset[Any] = frozenset(
+class NotForward(Exception):
+    """The run is not to be used."""
+
+
+# What a function may do whose effect, or answer, is another one when no graph is recorded.
+_SEES_GRAPH: frozenset[Any] = frozenset(
     {
         torch._C._set_grad_enabled,
         torch.autograd.grad,
@@ -34,9 +36,20 @@ _NOTICED: frozenset[Any] = frozenset(
     }
 )
 
+# Operations whose forward rule makes a tensor of zeros for an operand without a tangent, which takes
+# longer than to record the operation and go through its graph twice (measured on small tensors).
+_DEAR_WITH_CONSTANTS = frozenset(
+    """
+    add sub subtract mul multiply div divide true_divide __rdiv__ __rtruediv__ add_ sub_ mul_ div_ __iadd__
+    __isub__ __imul__ __itruediv__ __idiv__ addmm addmv addr addbmm baddbmm addcmul addcdiv linear bilinear
+    maximum minimum fmax fmin atan2 arctan2 hypot logaddexp logaddexp2 xlogy layer_norm group_norm batch_norm
+    instance_norm dist
+    """.split()
+)
+
 
 class ForwardWatch(TorchFunctionMode):
-    """Raises `ReverseOnly` when the function that runs inside does something of that kind.
+    """Raises `NotForward` when the function that runs inside does something of these kinds.
 
     The function may catch that; `noticed` tells all the same.
     """
@@ -50,7 +63,18 @@ class ForwardWatch(TorchFunctionMode):
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
-        if function in _NOTICED:
+        if function in _SEES_GRAPH or (
+            getattr(function, "__name__", "") in _DEAR_WITH_CONSTANTS and _has_constant(arguments)
+        ):
             self.noticed = True
-            raise ReverseOnly(getattr(function, "__name__", str(function)))
+            raise NotForward
         return function(*arguments, **keywords) if keywords else function(*arguments)
+
+
+def _has_constant(operands: Iterable[Any]) -> bool:
+    """Whether an operand is a number, or a tensor without a tangent."""
+    return any(
+        isinstance(x, float | int | complex)
+        or (isinstance(x, Tensor) and _unpack_dual(x, level=0)[1] is None)
+        for x in operands
+    )

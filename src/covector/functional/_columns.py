@@ -28,7 +28,7 @@ def gradient_columns(call: Call) -> Any:
     run = runner(call, accept_one_number)
 
     def gradient(leaves: list[Any]) -> Evaluation:
-        recording = reverse.record(run, leaves, call.arguments.chosen)
+        recording = reverse.record(run, leaves, range(len(leaves)))
         gradients = recording.pull([torch.ones_like(recording.evaluation.outputs[0])])
         return Evaluation(gradients, flatten(tuple(gradients))[1], [], None)
 
@@ -39,15 +39,14 @@ def gradient_columns(call: Call) -> Any:
 
 def _pushed(call: Call, run: reverse.Run) -> tuple[Evaluation, list[list[Tensor]]]:
     """One run of the function, and the Jacobian blocks, by output and input."""
-    primals = call.arguments.primals()
-    chart = Chart.of(primals)
-    forward = Pushforward(call.caller, run, call.arguments)
+    chart = Chart.of(call.inputs)
+    forward = Pushforward(call.caller, run, call.arguments())
     stacks = forward.matrix(
         chart,
         chunk_size=rows_at_once(chart.size),
         # A function that draws has one Jacobian for each draw: all columns belong to the same one.
         randomness="same",
-        like=primals if levels.active() else None,
+        like=call.inputs if levels.active() else None,
     )
     return forward.evaluation, [[_block(call, stack, place) for place in chart.places] for stack in stacks]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,31 +23,32 @@ from covector.transforms._door import explained, summary
 Tensors = list[Tensor]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a verb: what the caller gave, and what is asked of the result."""
 
     caller: Caller
-    arguments: Arguments
-    create_graph: bool
-    strict: bool
+    inputs: tuple[Tensor, ...]
     one_input: bool
+    create_graph: bool = False
+    strict: bool = False
 
     def modes(self) -> levels.GradMode:
         """Inside, results are recorded if that was asked for, and not otherwise."""
         return levels.GradMode(enabled=self.create_graph)
 
-    def record(self, run: reverse.Run) -> reverse.Recording:
-        """One run of the function, to be pulled back through."""
-        return reverse.record(run, self.arguments.leaves, self.arguments.chosen, self.scope())
-
     def scope(self) -> type[reverse.PlainScope]:
         """How results are connected to graphs at top level."""
         return reverse.OpenScope if self.create_graph else reverse.PlainScope
 
+    def arguments(self) -> Arguments:
+        """The inputs as linear maps take them."""
+        return select_all(self.inputs)
+
     def handed_over(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Results as the caller may have them: without any graph, unless that was asked for."""
-        return tuple(tensors) if self.create_graph else tuple([tensor.detach() for tensor in tensors])
+        """Results as the caller may have them: without a graph, unless that was asked for."""
+        if self.create_graph:
+            return tuple(tensors)
+        return tuple([reverse.detached(t) if t.requires_grad else t for t in tensors])
 
     def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Results arranged as the inputs were given: a tensor or a tuple."""
@@ -92,7 +92,7 @@ def open_call(
             "create_graph=False cuts it off. Pass create_graph=True; or use the verb of the same name in "
             "covector itself, which composes."
         )
-    return Call(caller, select_all(tensors), create_graph, strict, not isinstance(inputs, tuple))
+    return Call(caller, tensors, not isinstance(inputs, tuple), create_graph, strict)
 
 
 def as_tensors(caller: Caller, name: str, value: Any) -> tuple[Tensor, ...]:
@@ -136,6 +136,11 @@ def runner(call: Call, accept: Callable[[Call, Evaluation], None]) -> reverse.Ru
     return run
 
 
+def record(call: Call, run: reverse.Run) -> reverse.Recording:
+    """One run of the function, to be pulled back through."""
+    return reverse.record(run, call.inputs, range(len(call.inputs)), call.scope())
+
+
 def _evaluation(caller: Caller, returned: Any) -> Evaluation:
     if isinstance(returned, Tensor):
         return Evaluation([returned], LEAF, [], None)
@@ -150,7 +155,9 @@ def _evaluation(caller: Caller, returned: Any) -> Evaluation:
                 f"is {summary(output)}."
             )
     if not returned:
-        raise EmptyError(f"{caller}: the function returned an empty tuple: there is nothing to differentiate.")
+        raise EmptyError(
+            f"{caller}: the function returned an empty tuple: there is nothing to differentiate."
+        )
     outputs, spec = flatten(tuple(returned))
     return Evaluation(outputs, spec, [], None)
 
@@ -244,7 +251,7 @@ _WITHOUT_STRICT = "Without strict its derivative is zero."
 
 def check_real_inputs(call: Call) -> None:
     """A Hessian has one entry per pair of real numbers."""
-    for position, tensor in enumerate(call.arguments.leaves):
+    for position, tensor in enumerate(call.inputs):
         if tensor.is_complex():
             raise ArgumentTypeError(
                 f"{call.caller}: inputs[{position}] is complex ({tensor.dtype}); a Hessian is made for real "

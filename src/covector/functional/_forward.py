@@ -8,14 +8,13 @@ of this is thrown away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from covector._engine import forward, levels
-from covector._engine.watch import ForwardWatch, ReverseOnly
+from covector._engine.watch import ForwardWatch, NotForward
 from covector.functional._door import Call, Tensors, accept_any, runner
 
 # Functions (by their code) whose run was thrown away: they are not tried again.
@@ -46,21 +45,20 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
         with ForwardWatch() as watch:
             returned = function(*inputs)
         if watch.noticed:
-            raise ReverseOnly
+            raise NotForward
         return returned
 
-    run = runner(replace(call, caller=call.caller._replace(function=watched)), accept_any)
-    arguments = call.arguments
+    run = runner(call._replace(caller=call.caller._replace(function=watched)), accept_any)
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
-    copies = [tensor.clone() for tensor in arguments.leaves]
+    copies = [tensor.clone() for tensor in call.inputs]
     versions = [copy._version for copy in copies]
-    pushed = forward.push(run, copies, arguments.chosen, direction)
+    pushed = forward.push(run, copies, range(len(copies)), direction)
     lost = any(
         tangent is None and (output.is_floating_point() or output.is_complex())
         for output, tangent in zip(pushed.evaluation.outputs, pushed.tangents, strict=True)
     )
     if lost or versions != [copy._version for copy in copies]:
-        raise ReverseOnly
+        raise NotForward
     return pushed
 
 

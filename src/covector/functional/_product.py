@@ -20,7 +20,7 @@ def hessian_product(
     """The value of the function, and the product."""
     call = open_call(verb, func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
-        direction = vector(call, "v", v, call.arguments.leaves, "input")
+        direction = vector(call, "v", v, call.inputs, "input")
 
         def product(recording: Recording) -> tuple[Any, Any]:
             pulled = recording.reach(direction, keep=False)

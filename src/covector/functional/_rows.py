@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from covector._chart import Chart
@@ -53,7 +54,9 @@ def dependence_of(call: Call, derivative: str, output: Callable[[int], str]) -> 
     return lambda position: lambda pulled: check_reached(call, pulled, derivative, output(position))
 
 
-def matrix(call: Call, recording: reverse.Recording, *, together: bool, inspect: Callable[[int], Inspect]) -> list[list[Tensor]]:
+def matrix(
+    call: Call, recording: reverse.Recording, *, together: bool, inspect: Callable[[int], Inspect]
+) -> list[list[Tensor]]:
     """The Jacobian blocks, by output and input.
 
     `together` sends the rows of all outputs through the graph in one batch. Otherwise each output has
@@ -68,12 +71,18 @@ def matrix(call: Call, recording: reverse.Recording, *, together: bool, inspect:
     ]
 
 
-def _blocks(call: Call, recording: reverse.Recording, outputs: Tensors, inspect: Inspect | None) -> list[list[Tensor]]:
+def _blocks(
+    call: Call, recording: reverse.Recording, outputs: Tensors, inspect: Inspect | None
+) -> list[list[Tensor]]:
+    if len(outputs) == 1 and outputs[0].numel() == 1:
+        (row,) = [Rows(call.caller, recording, inspect).apply([torch.ones_like(outputs[0])])]
+        return [[stack.reshape((*outputs[0].shape, *stack.shape)) for stack in row]]
     chart = Chart.of(outputs)
     inputs = sum(variable.numel() for variable in recording.variables)
     rows = Rows(call.caller, recording, inspect).matrix(
         chart, chunk_size=rows_at_once(inputs + chart.size), randomness="different"
     )
     return [
-        [stack[p.start : p.stop].reshape((*p.shape, *stack.shape[1:])) for stack in rows] for p in chart.places
+        [stack[p.start : p.stop].reshape((*p.shape, *stack.shape[1:])) for stack in rows]
+        for p in chart.places
     ]

@@ -65,9 +65,7 @@ def hessian(
             call,
             recording,
             together=vectorize or not (create_graph or strict),
-            inspect=dependence_of(
-                call, "the Hessian", lambda i: f"the gradient with respect to inputs[{i}]"
-            ),
+            inspect=dependence_of(call, "the Hessian", lambda i: f"the gradient with respect to inputs[{i}]"),
         )
         rows = tuple(call.like_inputs(row) for row in blocks)
         return rows[0] if call.one_input else rows

@@ -9,7 +9,7 @@ from covector._engine.compiled import outside_graphs
 from covector._tree import Evaluation
 from covector.errors import OutputError
 from covector.functional._columns import columns
-from covector.functional._door import Call, one_output, open_call, output_name, runner
+from covector.functional._door import Call, one_output, open_call, output_name, record, runner
 from covector.functional._rows import dependence_of, matrix
 from covector.functional._strategy import check_strategy
 
@@ -57,7 +57,7 @@ def jacobian(
         return columns(open_call("jacobian", func, inputs))
     call = open_call("jacobian", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
-        recording = call.record(runner(call, _accept_real))
+        recording = record(call, runner(call, _accept_real))
         blocks = matrix(
             call,
             recording,

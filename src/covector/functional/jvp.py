@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from covector._engine import reverse
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pullback, through_graph
+from covector._tree import Evaluation
 from covector.errors import StrictError
 from covector.functional import _forward
 from covector.functional._door import (
@@ -54,7 +58,7 @@ def jvp(
     """
     call = open_call("jvp", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
-        direction = vector(call, "v", v, call.arguments.leaves, "input")
+        direction = vector(call, "v", v, call.inputs, "input")
         pushed = _forward.push(call, direction)
         if pushed is not None:
             evaluation, images = pushed.evaluation, pushed.filled()
@@ -63,21 +67,31 @@ def jvp(
         return call.like_outputs(evaluation, evaluation.outputs), call.like_outputs(evaluation, images)
 
 
-def _through_pullback(call: Call, direction: Tensors) -> tuple[reverse.Evaluation, Tensors]:
+def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tensors]:
     """J u as the derivative of v -> J^T v."""
-    arguments, run = call.arguments, runner(call, accept_any)
-    linear = reverse.linearize(run, arguments.leaves, arguments.chosen, call.scope())
+    run = runner(call, accept_any)
+    linear = reverse.linearize(run, call.inputs, range(len(call.inputs)), call.scope())
     if call.strict:
         check_reached(call, linear.pulled(), "the Jacobian", "the output")
-    if call.strict and linear.obstacle is None:
-        images = linear.reach(direction)
+    images = _images(call, run, linear, direction)
+    if call.strict:
         _check_dependent(call, linear.evaluation, images)
-        return linear.evaluation, linear.filled(images)
-    push = through_graph(linear, lambda: Pullback(call.caller, run, arguments))
-    return linear.evaluation, push(direction)
+    return linear.evaluation, linear.filled(images)
 
 
-def _check_dependent(call: Call, evaluation: reverse.Evaluation, images: list[Any]) -> None:
+def _images(
+    call: Call, run: reverse.Run, linear: reverse.Linearization, direction: Tensors
+) -> Sequence[Tensor | None]:
+    """J u through the graph of the pullback; where that has no derivative, by the rows of J."""
+    if linear.obstacle is None:
+        try:
+            return linear.reach(direction, keep=False)
+        except RuntimeError:  # a backward that turns out to have no derivative
+            linear = replace(linear, obstacle="a backward without a derivative")
+    return through_graph(linear, lambda: Pullback(call.caller, run, call.arguments()))(direction)
+
+
+def _check_dependent(call: Call, evaluation: Evaluation, images: Sequence[Tensor | None]) -> None:
     """With `strict`, every output moves; and with `create_graph`, in a way that depends on the inputs."""
     for position, image in enumerate(images):
         name = output_name(evaluation, position)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import outside_graphs
-from covector.functional._door import accept_any, check_reached, open_call, runner, vector
+from covector.functional._door import accept_any, check_reached, open_call, record, runner, vector
 
 
 @outside_graphs
@@ -38,7 +38,7 @@ def vjp(
     """
     call = open_call("vjp", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
-        recording = call.record(runner(call, accept_any))
+        recording = record(call, runner(call, accept_any))
         evaluation = recording.evaluation
         cotangents = vector(call, "v", v, evaluation.outputs, "output")
         pulled = recording.reach(cotangents, keep=False)
