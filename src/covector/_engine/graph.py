@@ -123,7 +123,11 @@ def survey(tensor: Tensor) -> Survey:
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
     """Every node of the graph behind a tensor, once."""
-    pending: list[Any] = [tensor.grad_fn]
+    return _behind(tensor.grad_fn)
+
+
+def _behind(start: Any) -> Iterator[Any]:
+    pending: list[Any] = [start]
     seen = set()
     while pending:
         node = pending.pop()
@@ -132,6 +136,23 @@ def nodes(tensor: Tensor) -> Iterator[Any]:
         seen.add(node)
         yield node
         pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+
+
+def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
+    """Whether a backward that is marked `once_differentiable` stands between the output and a variable."""
+    marked = [
+        node
+        for node in nodes(output)
+        if (custom := getattr(type(node), "_forward_cls", None)) is not None
+        and getattr(custom.backward, "__code__", None) is _ONCE
+    ]
+    inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
+    leaves = {id(variable) for variable in variables}
+    return any(
+        below in inner or id(getattr(below, "variable", None)) in leaves
+        for node in marked
+        for below in _behind(node)
+    )
 
 
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:

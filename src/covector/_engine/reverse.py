@@ -286,7 +286,9 @@ def record_gradient(
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
     shown = scope.hand_out(value)
     if scope.custom:
-        # Its backward may end where nothing can be pulled further; the operations of torch's own do not.
+        # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
+        if graph.once_on_the_way(value, variables):
+            raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
     return Recording(Evaluation(gradients, evaluation.spec, [shown], None), gradients, variables, scope)
@@ -304,21 +306,21 @@ class Linearization:
     _scope: PlainScope | LevelScope
 
     def is_adjoint(self) -> bool:
-        """Whether <u, J^T v> = <J u, v> for u = 1 and the recorded v = 1, as far as numbers can tell.
+        """Whether <u, J^T v> = <J u, v> for some u and the recorded v = 1, as far as numbers can tell.
 
         Some backwards of torch's give no derivative by their cotangent, silently; this finds them.
         """
-        ones = [None if p is None else torch.ones_like(p, requires_grad=False) for p in self._pulled]
-        along = [torch.zeros(0) if u is None else u for u in ones]
+        along = [torch.zeros(0) if p is None else _uneven(p) for p in self._pulled]
         with torch.no_grad():
             try:
                 pushed = self.push(along)
             except RuntimeError:
                 return False
             try:
-                pulled = sum(_total(p) for p in self._pulled if p is not None)
+                products = [u * p for u, p in zip(along, self._pulled, strict=True) if p is not None]
+                pulled = sum(_total(product) for product in products)
                 total = sum(_total(image) for image in pushed)
-                size = sum(float(image.abs().sum()) for image in pushed) + abs(pulled)
+                size = sum(float(term.abs().sum()) for term in (*products, *pushed))
             except RuntimeError:  # the values cannot be looked at, as when the call is being traced
                 return True
         return not abs(pulled - total) > 1e-2 * size
@@ -357,6 +359,12 @@ class Linearization:
     def pulled(self) -> list[Tensor | None]:
         """J^T applied to ones, for each variable; None where no output leads to it."""
         return self._pulled
+
+
+def _uneven(tensor: Tensor) -> Tensor:
+    """A direction like this tensor, along which what sums to zero does not vanish."""
+    steps = torch.linspace(1, 2, tensor.numel(), dtype=torch.float64, device=tensor.device)
+    return steps.reshape(tensor.shape).to(tensor.dtype)
 
 
 def _total(tensor: Tensor) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import TensorBase
 from torch.overrides import TorchFunctionMode
 
 _unpack_dual = torch._VF._unpack_dual
@@ -18,7 +19,7 @@ class NotForward(Exception):
 
 # What a function may do whose effect, or answer, is another one when no graph is recorded.
 _SEES_GRAPH: frozenset[Any] = frozenset(
-    {
+    [
         torch._C._set_grad_enabled,
         torch.autograd.grad,
         torch.autograd.backward,
@@ -28,23 +29,21 @@ _SEES_GRAPH: frozenset[Any] = frozenset(
         Tensor.requires_grad_,
         Tensor.retain_grad,
         Tensor.detach_,
-        Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
-        Tensor.grad_fn.__get__,  # type: ignore[attr-defined]
-        Tensor.grad.__get__,  # type: ignore[attr-defined]
-        Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
-    }
+        vars(TensorBase)["requires_grad"].__set__,
+        *(vars(TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn", "grad", "is_leaf")),
+    ]
 )
 
 # Operations whose forward rule makes a tensor of zeros for an operand without a tangent, which takes
 # longer than to record the operation and go through its graph twice (measured on small tensors).
 _DEAR_WITH_CONSTANTS = frozenset(
-    """
-    add sub subtract mul multiply div divide true_divide __rdiv__ __rtruediv__ add_ sub_ mul_ div_ __iadd__
-    __isub__ __imul__ __itruediv__ __idiv__ addmm addmv addr addbmm baddbmm addcmul addcdiv linear bilinear
-    maximum minimum fmax fmin atan2 arctan2 hypot logaddexp logaddexp2 xlogy layer_norm group_norm batch_norm
-    instance_norm dist
-    """.split()
+    [
+        *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "__rdiv__"),
+        *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
+        *("addmm", "addmv", "addr", "addbmm", "baddbmm", "addcmul", "addcdiv", "linear", "bilinear"),
+        *("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "dist"),
+        *("logaddexp", "logaddexp2", "xlogy", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
+    ]
 )
 
 

@@ -270,7 +270,7 @@ def check_reached(call: Call, pulled: Sequence[Tensor | None], of: str, missing:
             )
         if call.create_graph and not value.requires_grad:
             raise StrictError(
-                f"{call.caller}: {of} with respect to inputs[{position}] does not depend on the inputs, so it "
-                "cannot be differentiated again; strict=True refuses that when create_graph=True. "
+                f"{call.caller}: {of} with respect to inputs[{position}] does not depend on the inputs, so "
+                "it cannot be differentiated again; strict=True refuses that when create_graph=True. "
                 f"{_WITHOUT_STRICT}"
             )

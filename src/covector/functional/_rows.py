@@ -79,10 +79,22 @@ def _blocks(
         return [[stack.reshape((*outputs[0].shape, *stack.shape)) for stack in row]]
     chart = Chart.of(outputs)
     inputs = sum(variable.numel() for variable in recording.variables)
-    rows = Rows(call.caller, recording, inspect).matrix(
-        chart, chunk_size=rows_at_once(inputs + chart.size), randomness="different"
-    )
+    at_once = rows_at_once(inputs + chart.size)
+    rows = Rows(call.caller, recording, inspect).matrix(chart, chunk_size=at_once, randomness="different")
+    if call.create_graph and _lost_graph(recording, chart, rows):
+        rows = Rows(call.caller, recording, inspect).matrix(chart, chunk_size=1, randomness="different")
     return [
         [stack[p.start : p.stop].reshape((*p.shape, *stack.shape[1:])) for stack in rows]
         for p in chart.places
     ]
+
+
+def _lost_graph(recording: reverse.Recording, chart: Chart, rows: Tensors) -> bool:
+    """Whether a batch depends on nothing where a single row is connected to the inputs.
+
+    Some batching rules leave out an operand whose value does not matter.
+    """
+    if all(stack.requires_grad for stack in rows) or chart.size == 0:
+        return False
+    single = recording.pull([stack[0] for stack in chart.basis(0, 1)])
+    return any(one.requires_grad and not stack.requires_grad for one, stack in zip(single, rows, strict=True))

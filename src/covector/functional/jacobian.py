@@ -73,7 +73,7 @@ def _accept_real(call: Call, evaluation: Evaluation) -> None:
     for position, output in enumerate(evaluation.outputs):
         if output.is_complex():
             raise OutputError(
-                f"{call.caller}: {output_name(evaluation, position)} is complex ({output.dtype}), and reverse "
-                "mode has no single row for a complex number. Return torch.view_as_real(...) of it; or pass "
-                "vectorize=True, strategy='forward-mode', which differentiates holomorphic functions."
+                f"{call.caller}: {output_name(evaluation, position)} is complex ({output.dtype}), and "
+                "reverse mode has no single row for a complex number. Return torch.view_as_real(...) of it; "
+                "or pass vectorize=True, strategy='forward-mode', which differentiates holomorphic functions."
             )
