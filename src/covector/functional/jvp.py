@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from covector._engine import reverse
+from covector._engine import levels, reverse
 from covector._engine.compiled import outside_graphs
-from covector._linear import Pullback, through_graph
+from covector._linear import Linearized, Pullback, through_graph
 from covector._tree import Evaluation
 from covector.errors import StrictError
 from covector.functional import _forward
@@ -21,6 +22,7 @@ from covector.functional._door import (
     check_reached,
     open_call,
     output_name,
+    record,
     runner,
     vector,
 )
@@ -70,6 +72,8 @@ def jvp(
 def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tensors]:
     """J u as the derivative of v -> J^T v."""
     run = runner(call, accept_any)
+    if levels.active():
+        return _on_a_level(call, run, direction)
     linear = reverse.linearize(run, call.inputs, range(len(call.inputs)), call.scope())
     if call.strict:
         check_reached(call, linear.pulled(), "the Jacobian", "the output")
@@ -77,6 +81,16 @@ def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tenso
     if call.strict:
         _check_dependent(call, linear.evaluation, images)
     return linear.evaluation, linear.filled(images)
+
+
+def _on_a_level(call: Call, run: reverse.Run, direction: Tensors) -> tuple[Evaluation, Tensors]:
+    """J u inside another transform."""
+    if call.strict:
+        recording = record(call, run)
+        ones = [torch.ones_like(output) for output in recording.evaluation.outputs]
+        check_reached(call, recording.reach(ones), "the Jacobian", "the output")
+    linear = Linearized(call.caller, run, call.arguments())
+    return linear.evaluation, linear.apply(direction)
 
 
 def _images(
