@@ -113,6 +113,18 @@ def test_public_list():
         assert ">>>" in document or name[0].isupper(), f"{name} has no example"
 
 
+def test_functional_list():
+    """The functional door has the verbs of the original, with the parameters of the original."""
+    import torch.autograd.functional as peer
+
+    from covector import functional
+
+    assert sorted(functional.__all__) == sorted(peer.__all__)
+    for name in functional.__all__:
+        ours, theirs = (inspect.signature(getattr(room, name)).parameters for room in (functional, peer))
+        assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
+
+
 def test_import_loads_nothing_heavy():
     """Importing covector loads no compiler, algebra, plotting or terminal library."""
     code = (

@@ -176,8 +176,18 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
 
 
 def kinds(tensors: Sequence[Tensor]) -> set[type]:
-    """The types of the nodes behind these tensors."""
-    return {type(node) for tensor in tensors if tensor.grad_fn is not None for node in nodes(tensor)}
+    """The types of the nodes behind these tensors. This is on the path of every linearization."""
+    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    found, seen = set(), set()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            found.add(type(node))
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    pending.append(parent)
+    return found
 
 
 def is_known(kind: type) -> bool:

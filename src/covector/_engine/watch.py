@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,16 +35,22 @@ _SEES_GRAPH: frozenset[Any] = frozenset(
 )
 
 # Operations whose forward rule makes a tensor of zeros for an operand without a tangent, which takes
-# longer than to record the operation and go through its graph twice (measured on small tensors).
+# longer than to record the operation and go through its graph twice (measured on small tensors): for
+# any constant operand, for a constant tensor, for vectors of which one is constant.
 _DEAR_WITH_CONSTANTS = frozenset(
     [
         *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "__rdiv__"),
         *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
         *("addmm", "addmv", "addr", "addbmm", "baddbmm", "addcmul", "addcdiv", "linear", "bilinear"),
-        *("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "dist"),
+        *("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "dist", "dropout"),
         *("logaddexp", "logaddexp2", "xlogy", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
+        *("rms_norm", "prelu", "cosine_similarity", "binary_cross_entropy_with_logits"),
     ]
 )
+_DEAR_WITH_CONSTANT_TENSORS = frozenset(
+    ["pow", "__rpow__", "lerp", "linalg_cross", "cross", "linalg_solve", "dot", "vdot", "inner"]
+)
+_DEAR_FOR_VECTORS = frozenset(["matmul", "__matmul__", "__rmatmul__"])
 
 
 class ForwardWatch(TorchFunctionMode):
@@ -62,18 +68,21 @@ class ForwardWatch(TorchFunctionMode):
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
-        if function in _SEES_GRAPH or (
-            getattr(function, "__name__", "") in _DEAR_WITH_CONSTANTS and _has_constant(arguments)
-        ):
+        if function in _SEES_GRAPH or _is_dear(getattr(function, "__name__", ""), arguments):
             self.noticed = True
             raise NotForward
         return function(*arguments, **keywords) if keywords else function(*arguments)
 
 
-def _has_constant(operands: Iterable[Any]) -> bool:
-    """Whether an operand is a number, or a tensor without a tangent."""
-    return any(
-        isinstance(x, float | int | complex)
-        or (isinstance(x, Tensor) and _unpack_dual(x, level=0)[1] is None)
-        for x in operands
-    )
+def _is_dear(name: str, operands: Sequence[Any]) -> bool:
+    """Whether reverse mode, twice, is the faster way through this operation."""
+    if name in _DEAR_WITH_CONSTANTS:
+        return any(isinstance(x, float | int | complex) for x in operands) or _has_constant(operands)
+    if name in _DEAR_FOR_VECTORS:
+        return all(x.dim() == 1 for x in operands) and _has_constant(operands)
+    return name in _DEAR_WITH_CONSTANT_TENSORS and _has_constant(operands)
+
+
+def _has_constant(operands: Sequence[Any]) -> bool:
+    """Whether an operand is a tensor without a tangent."""
+    return any(isinstance(x, Tensor) and _unpack_dual(x, level=0)[1] is None for x in operands)

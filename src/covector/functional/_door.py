@@ -86,7 +86,7 @@ def open_call(
             )
     if not tensors:
         raise EmptyError(f"{caller}: inputs is an empty tuple: there is nothing to differentiate by.")
-    if levels.recording() and not create_graph:
+    if not create_graph and levels.active() and levels.recording():
         raise ArgumentValueError(
             f"{caller}: inside a reverse-mode transform the result would count as a constant, because "
             "create_graph=False cuts it off. Pass create_graph=True; or use the verb of the same name in "
@@ -204,6 +204,8 @@ def accept_one_number(call: Call, evaluation: Evaluation) -> None:
 def vector(call: Call, name: str, v: Any, like: Sequence[Tensor], of: str) -> Tensors:
     """The vector of a product, checked against the tensors that it has to fit; ones if it is None."""
     caller = call.caller
+    if isinstance(v, Tensor) and len(like) == 1:
+        return [_fitting(call, name, v, like[0])]
     if v is None:
         if len(like) != 1 or like[0].numel() != 1:
             raise ArgumentValueError(
@@ -215,7 +217,7 @@ def vector(call: Call, name: str, v: Any, like: Sequence[Tensor], of: str) -> Te
                 f"{caller}: {name} can be left out only if the {of} is real, got {like[0].dtype}. Give "
                 f"{name} to say which direction is meant."
             )
-        return [torch.ones_like(like[0], requires_grad=False)]
+        return [torch.ones_like(like[0])]
     given = as_tensors(caller, name, v)
     if len(given) != len(like):
         raise ArgumentValueError(
