@@ -11,7 +11,7 @@ import covector
 SOURCE = Path(covector.__file__).parent
 
 # Left to right: a room may import from the rooms before it, and from itself.
-ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "verify", "compat"]
+ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "functional", "verify", "compat"]
 
 PUBLIC = [
     "GradcheckError",
@@ -113,6 +113,18 @@ def test_public_list():
         document = inspect.getdoc(getattr(covector, name))
         assert document, name
         assert ">>>" in document or name[0].isupper(), f"{name} has no example"
+
+
+def test_functional_list():
+    """The functional door has the verbs of the original, with the parameters of the original."""
+    import torch.autograd.functional as peer
+
+    from covector import functional
+
+    assert sorted(functional.__all__) == sorted(peer.__all__)
+    for name in functional.__all__:
+        ours, theirs = (inspect.signature(getattr(room, name)).parameters for room in (functional, peer))
+        assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
 
 
 def test_import_loads_nothing_heavy():

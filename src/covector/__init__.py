@@ -1,5 +1,6 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
+from covector import functional as functional
 from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value

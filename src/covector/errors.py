@@ -19,6 +19,8 @@ __all__ = [
     "BatchingWarning",
     "CovectorError",
     "CovectorWarning",
+    "EmptyError",
+    "ExclusiveOptionsError",
     "ForwardModeWarning",
     "GradcheckError",
     "InferenceModeError",
@@ -27,6 +29,7 @@ __all__ = [
     "PrecisionWarning",
     "RandomnessError",
     "ResourceError",
+    "StrictError",
     "UnsupportedError",
 ]
 
@@ -66,6 +69,18 @@ class OutputError(CovectorError, TypeError, ValueError, RuntimeError):
 
 class OptionError(CovectorError, ValueError, AssertionError):
     """The caller asked for checks that exclude each other."""
+
+
+class ExclusiveOptionsError(OptionError, NotImplementedError):
+    """The caller asked for ways of computing that exclude each other."""
+
+
+class EmptyError(ArgumentValueError, OutputError, IndexError, AssertionError):
+    """There is no tensor to differentiate, or none to differentiate by."""
+
+
+class StrictError(CovectorError, RuntimeError):
+    """The caller asked to be told (`strict=True`) when something does not depend on an input."""
 
 
 class GradcheckError(CovectorError, TorchGradcheckError):
