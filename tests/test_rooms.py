@@ -11,7 +11,19 @@ import covector
 SOURCE = Path(covector.__file__).parent
 
 # Left to right: a room may import from the rooms before it, and from itself.
-ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "functional", "verify", "compat"]
+ROOMS = [
+    "errors",
+    "_tree",
+    "_chart",
+    "_engine",
+    "_linear",
+    "transforms",
+    "functional",
+    "verify",
+    "_redirect",
+    "_index",
+    "compat",
+]
 
 PUBLIC = [
     "GradcheckError",
@@ -29,6 +41,7 @@ PUBLIC = [
     "jacrev",
     "jvp",
     "linearize",
+    "swap",
     "vjp",
 ]
 
@@ -95,6 +108,14 @@ def test_source_does_not_call_what_it_implements():
         for name in IMPLEMENTED:
             assert name not in names, f"{path} imports {name}"
             assert f"{name}(" not in text, f"{path} calls {name}"
+
+
+def test_what_is_implemented_is_fetched_in_one_place_only():
+    """To compare with torch, `compat.peer` fetches its functions by name; nothing else looks one up so."""
+    fetching = [path.name for path in modules() if "import_module" in path.read_text()]
+    assert fetching == ["compat.py"]
+    engine = [path for path in modules() if room_of(path) in ROOMS[: ROOMS.index("compat")]]
+    assert not any("peer(" in path.read_text() for path in engine)
 
 
 def test_engine_readme_lists_every_private_name():

@@ -1,6 +1,7 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
 from covector import functional as functional
+from covector.compat import swap
 from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
@@ -31,5 +32,6 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "swap",
     "vjp",
 ]

@@ -139,3 +139,9 @@ def warn(message: str, category: type[CovectorWarning]) -> None:
 def first_sentence(error: BaseException) -> str:
     """The beginning of an error's text, without the full stop."""
     return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")[:200]
+
+
+def describe_origin(value: Any) -> str:
+    """What something is and where it comes from."""
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if name else f"an instance of {type(value).__qualname__}"
