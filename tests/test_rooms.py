@@ -23,6 +23,12 @@ ROOMS = [
     "_redirect",
     "_index",
     "compat",
+    "cases",
+    "bench",
+    "_pool",
+    "_results",
+    "cli",
+    "__main__",
 ]
 
 PUBLIC = [
@@ -30,6 +36,7 @@ PUBLIC = [
     "Report",
     "as_function",
     "as_sparse_gradcheck",
+    "case",
     "check",
     "functionalize",
     "grad",

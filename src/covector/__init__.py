@@ -1,6 +1,7 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
 from covector import functional as functional
+from covector.cases import case
 from covector.compat import swap
 from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
@@ -21,6 +22,7 @@ __all__ = [
     "Report",
     "as_function",
     "as_sparse_gradcheck",
+    "case",
     "check",
     "functionalize",
     "grad",

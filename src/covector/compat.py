@@ -55,9 +55,9 @@ def swap() -> Iterator[None]:
     Example:
         >>> import torch, covector
         >>> from torch.func import grad
-        >>> with covector.swap():  # torch's grad knows no argnames
-        ...     grad(lambda x, *, scale: scale * x, argnames="scale")(torch.tensor(3.0), scale=torch.tensor(2.0))
-        tensor(3.)
+        >>> with covector.swap():  # torch's own grad knows no argnames
+        ...     grad(lambda x, y: x * y, argnames="y")(torch.tensor(2.0), y=torch.tensor(3.0))
+        tensor(2.)
     """
     with redirected(DOORS):
         yield

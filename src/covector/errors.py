@@ -17,6 +17,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BatchingWarning",
+    "CaseError",
     "CovectorError",
     "CovectorWarning",
     "EmptyError",
@@ -92,6 +93,10 @@ class GradcheckError(CovectorError, TorchGradcheckError):
     def __init__(self, text: str, report: Any = None) -> None:
         super().__init__(text)
         self.report = report
+
+
+class CaseError(CovectorError, ValueError):
+    """A file given to the command line cannot be used: it is missing, broken, or has no such case."""
 
 
 class RandomnessError(CovectorError, RuntimeError):

@@ -1,0 +1,175 @@
+"""Work spread over processes that can be stopped: each piece has a time limit, and may crash."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Handle = Callable[[Any], Any]
+
+# What a worker says: it has begun the piece that it was given; and how that ended.
+_BEGUN = "begun"
+
+# How many bytes of what a piece printed are kept.
+_LOGGED = 2**16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A piece of work that came to an end: with a value, or lost, which `why` explains."""
+
+    piece: Any
+    value: Any
+    seconds: float
+    output: str
+    lost: str = ""
+    why: str = ""
+
+
+class _Worker:
+    """A process that handles one piece after the other."""
+
+    def __init__(self, context: Any, handle: Handle, log: Path) -> None:
+        self.log = log
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, str(log), handle), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.piece: Any = None
+        self.since = 0.0
+
+    def give(self, piece: Any) -> None:
+        self.piece, self.since = piece, time.monotonic()
+        self.connection.send(piece)
+
+    def ended(self, value: Any, lost: str = "", why: str = "") -> Ended:
+        """How the present piece ended, with what was printed meanwhile."""
+        seconds, piece, self.piece = time.monotonic() - self.since, self.piece, None
+        return Ended(piece, value, seconds, _tail(self.log), lost, why)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Pool:
+    """So many processes, started when there is work for them; they end with the `with` block."""
+
+    def __init__(self, handle: Handle, jobs: int, limit: float) -> None:
+        self.handle, self.jobs, self.limit = handle, jobs, limit
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        self.context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            # torch is loaded once, in the process from which workers are forked.
+            self.context.set_forkserver_preload(["covector"])
+        self.workers: list[_Worker] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="covector-", ignore_cleanup_errors=True)
+        self.started = 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.stop()
+        self.folder.cleanup()
+
+    def run(self, pieces: Sequence[Any]) -> Iterator[Ended]:
+        """Each piece as it ends, in whatever order that is."""
+        waiting = list(reversed(pieces))
+        while waiting or any(worker.piece is not None for worker in self.workers):
+            while waiting and (idle := self._idle()):
+                idle.give(waiting.pop())
+            busy = [worker for worker in self.workers if worker.piece is not None]
+            pause = max(0.0, min(worker.since + self.limit - time.monotonic() for worker in busy))
+            ready = wait([worker.connection for worker in busy], pause)
+            for worker in busy:
+                ended = self._news(worker) if worker.connection in ready else self._overdue(worker)
+                if ended is not None:
+                    yield ended
+
+    def _idle(self) -> _Worker | None:
+        for worker in self.workers:
+            if worker.piece is None:
+                return worker
+        if len(self.workers) == self.jobs:
+            return None
+        self.started += 1
+        log = Path(self.folder.name) / f"{self.started}.log"
+        self.workers.append(_Worker(self.context, self.handle, log))
+        return self.workers[-1]
+
+    def _news(self, worker: _Worker) -> Ended | None:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            worker.process.join()
+            return self._lost(worker, "crashed", _exit(worker.process.exitcode))
+        if message == _BEGUN:
+            worker.since = time.monotonic()
+            return None
+        return worker.ended(message)
+
+    def _overdue(self, worker: _Worker) -> Ended | None:
+        if time.monotonic() < worker.since + self.limit:
+            return None
+        return self._lost(worker, "timed out", f"the time limit of {self.limit:g} s was reached")
+
+    def _lost(self, worker: _Worker, lost: str, why: str) -> Ended:
+        """The end of a piece whose worker cannot go on; another one will take its place."""
+        ended = worker.ended(None, lost, why)
+        worker.stop()
+        self.workers.remove(worker)
+        return ended
+
+
+def _tail(log: Path) -> str:
+    """The end of what was printed, from the beginning of a line."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        before = max(0, file.seek(0, os.SEEK_END) - _LOGGED)
+        file.seek(before)
+        text = file.read().decode(errors="replace")
+    return text.partition("\n")[2] if before else text
+
+
+def _exit(code: int | None) -> str:
+    """How a process ended, for people."""
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"the process was killed by {signal.Signals(-code).name}"
+    return f"the process ended with exit code {code}"
+
+
+def _serve(connection: Connection, log: str, handle: Handle) -> None:
+    """What a worker does: answer pieces until nobody asks any more; what is printed goes to its log."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    while True:
+        try:
+            piece = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        os.ftruncate(file, 0)
+        connection.send(_BEGUN)
+        value = handle(piece)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.send(value)

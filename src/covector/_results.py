@@ -1,0 +1,134 @@
+"""What becomes of a case: it is listed, and run, in a process of its own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from covector._pool import Ended
+from covector.cases import Case, chosen, load, user_traceback
+from covector.errors import CaseError, GradcheckError
+from covector.verify.api import check, gradgradcheck
+from covector.verify.report import Report
+
+
+@dataclass(frozen=True)
+class Request:
+    """Cases to be listed or, with `run`, one case to be run; `pages` is the folder for its page."""
+
+    file: str
+    name: str | None
+    run: bool = False
+    pages: str | None = None
+
+    def __str__(self) -> str:
+        return self.file if self.name is None else f"{self.file}::{self.name}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a case ended."""
+
+    file: str
+    name: str
+    outcome: str
+    seconds: float = 0.0
+    text: str = ""
+    output: str = ""
+    reports: tuple[Report, ...] = ()
+    page: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}::{self.name}"
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is nothing to look at."""
+        return self.outcome == "passed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {
+            "file": self.file,
+            "name": self.name,
+            "outcome": self.outcome,
+            "seconds": self.seconds,
+            "text": self.text,
+            "output": self.output,
+            "page": self.page,
+            "reports": [report.to_dict() for report in self.reports],
+        }
+
+
+def handle(request: Request) -> Any:
+    """In a worker: the names that a request stands for, the result of a case, or why there is neither."""
+    try:
+        cases = _loaded(request.file)
+        names = [case.name for case in chosen(cases, request.name, request.file)]
+    except CaseError as error:
+        return error
+    if not request.run:
+        return names
+    return _run(next(case for case in cases if case.name == request.name), request)
+
+
+def lost(ended: Ended) -> Result:
+    """The result of a case whose process did not come back."""
+    request = ended.piece
+    return Result(request.file, request.name, ended.lost, ended.seconds, ended.why, ended.output)
+
+
+@cache
+def _loaded(file: str) -> list[Case]:
+    return load(Path(file))
+
+
+def _run(case: Case, request: Request) -> Result:
+    started = time.perf_counter()
+    outcome, text, reports = "passed", "", []
+    try:
+        reports = [check(case.function, case.arguments(), case.kwargs, seed=case.seed, **case.options)]
+        if reports[0] and case.order == 2:
+            reports += _second(case)
+        worst = next((report for report in reports if not report), None)
+        if worst is not None:
+            outcome, text = str(worst.outcome.value), str(worst)
+    except Exception as error:
+        outcome, text = "raised", user_traceback(error)
+    seconds = time.perf_counter() - started
+    page = _page(reports[-1], request) if reports and request.pages else ""
+    return Result(request.file, case.name, outcome, seconds, text, "", tuple(reports), page)
+
+
+def _second(case: Case) -> list[Report]:
+    """The report on the second derivative, if it was not proved right."""
+    known = inspect.signature(gradgradcheck).parameters
+    options = {name: value for name, value in case.options.items() if name in known}
+    function = case.function if not case.kwargs else _with_keywords(case)
+    try:
+        gradgradcheck(function, case.arguments(), seed=case.seed, **options)
+    except GradcheckError as error:
+        return [error.report]
+    return []
+
+
+def _with_keywords(case: Case) -> Any:
+    def function(*args: Any) -> Any:
+        return case.function(*args, **case.kwargs)
+
+    function.__name__ = case.name
+    return function
+
+
+def _page(report: Report, request: Request) -> str:
+    """The name of the page that shows a report."""
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", str(request)).strip("-.")[-150:] + ".html"
+    folder = Path(request.pages or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    report.to_html(folder / name)
+    return name

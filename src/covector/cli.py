@@ -1,0 +1,326 @@
+"""The command `covector`: check the derivatives in files of cases, and measure them against torch's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from covector import bench
+from covector._index import Line, write_index
+from covector._pool import Pool
+from covector._results import Request, Result, handle, lost
+from covector.cases import chosen, load
+from covector.errors import CaseError
+
+DESCRIPTION = "Check derivatives of PyTorch functions, and measure how long that takes."
+EPILOG = """\
+A file of cases is a Python file in which functions are given inputs:
+
+    import torch, covector
+
+    @covector.case((4, 3))                       # a random tensor of this shape
+    def norm(x):
+        return x.square().sum().sqrt()
+
+    covector.case(torch.ones(3), order=2)(torch.sin)    # any function, also its second derivative
+
+Then:
+
+    covector check cases.py                      # every case
+    covector check cases.py::norm other.py       # one case of this file, all of that one
+    covector check cases.py --html pages         # and a page for each
+    covector bench cases.py                      # how fast, beside torch
+
+Exit codes: 0 all passed, 1 some did not, 2 the command was misused, 130 interrupted.
+"""
+
+
+class Exit(IntEnum):
+    """What the shell is told."""
+
+    PASSED = 0
+    FAILED = 1
+    MISUSED = 2
+    INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        with _terminated_as_interrupted():
+            return int(options.run(options))
+    except CaseError as error:
+        print(f"covector {options.command}: {error}", file=sys.stderr)
+        return Exit.MISUSED
+    except KeyboardInterrupt:
+        print(f"covector {options.command}: interrupted", file=sys.stderr)
+        return Exit.INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="covector",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser("check", help="check every case in the given files")
+    check.set_defaults(run=_check)
+    check.add_argument(
+        "--jobs", "-j", type=_positive(int), default=os.cpu_count() or 1, help="processes [one per core]"
+    )
+    check.add_argument(
+        "--timeout",
+        type=_positive(float),
+        default=300.0,
+        metavar="SECONDS",
+        help="the time limit of one case [%(default)g]",
+    )
+    check.add_argument("--html", type=Path, metavar="DIR", help="write a page for each case, and an index")
+    measure = commands.add_parser("bench", help="measure covector against torch on the given cases")
+    measure.set_defaults(run=_bench)
+    measure.add_argument(
+        "--seconds",
+        type=_positive(float),
+        default=2.0,
+        help="time for each comparison; a slow function takes longer [%(default)g]",
+    )
+    for command in (check, measure):
+        command.add_argument("targets", nargs="+", metavar="FILE[::NAME]", help="a file, or one case of it")
+        command.add_argument("--json", metavar="PATH", help="save what was found as JSON; - for the terminal")
+    return parser
+
+
+def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+        return value
+
+    convert.__name__ = kind.__name__
+    return convert
+
+
+# --- check
+
+_PRINTED = 20
+
+
+def _check(options: argparse.Namespace) -> Exit:
+    """Run the cases in processes; what was found is shown and saved also after an interruption."""
+    started = time.monotonic()
+    results: list[Result] = []
+    interrupted = False
+    with Pool(handle, options.jobs, options.timeout) as pool:
+        requests = _listed(pool, options)
+        try:
+            with _progress(len(requests)) as advance:
+                for ended in pool.run(requests):
+                    results.append(_result(ended))
+                    _say(options, _line(results[-1]))
+                    advance()
+        except KeyboardInterrupt:
+            interrupted = True
+    order = {str(request): position for position, request in enumerate(requests)}
+    results.sort(key=lambda result: order[str(result)])
+    _show(options, results, len(requests), time.monotonic() - started, interrupted)
+    if interrupted:
+        return Exit.INTERRUPTED
+    return Exit.PASSED if all(result.passed for result in results) else Exit.FAILED
+
+
+def _listed(pool: Pool, options: argparse.Namespace) -> list[Request]:
+    """A request for each case that the targets stand for, each once."""
+    targets = [Request(*_split(target)) for target in options.targets]
+    names: dict[Request, list[str]] = {}
+    for ended in pool.run(targets):
+        if isinstance(ended.value, CaseError):
+            raise ended.value
+        if ended.lost:
+            raise CaseError(f"{ended.piece.file} could not be loaded: {ended.why}.\n{ended.output}".rstrip())
+        names[ended.piece] = ended.value
+    pages = None if options.html is None else str(options.html.absolute())
+    requests = [Request(target.file, name, True, pages) for target in targets for name in names[target]]
+    return list(dict.fromkeys(requests))
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    file, separator, name = target.partition("::")
+    return file, name if separator else None
+
+
+def _result(ended: Any) -> Result:
+    if isinstance(ended.value, Result):
+        return replace(ended.value, output=ended.output)
+    if isinstance(ended.value, CaseError):
+        request = ended.piece
+        return Result(request.file, request.name, "raised", ended.seconds, str(ended.value), ended.output)
+    return lost(ended)
+
+
+def _line(result: Result) -> str:
+    return f"{result.outcome.upper():12}  {result}  {result.seconds:.2f} s"
+
+
+def _show(
+    options: argparse.Namespace, results: list[Result], total: int, seconds: float, interrupted: bool
+) -> None:
+    """The failures, the pages, the summary, and the same as JSON."""
+    for result in results:
+        if not result.passed:
+            _show_failure(options, result)
+    if options.html is not None:
+        title = _summary(results, total, seconds, interrupted)
+        lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page) for r in results]
+        _say(options, f"\npages: {write_index(options.html, title, lines)}")
+    _say(options, f"\n{_summary(results, total, seconds, interrupted)}")
+    _save(
+        options.json,
+        {"interrupted": interrupted, "cases": total, "results": [result.to_dict() for result in results]},
+    )
+
+
+def _show_failure(options: argparse.Namespace, result: Result) -> None:
+    _say(options, f"\n--- {result} {result.outcome}")
+    bad = next((report for report in result.reports if not report), None)
+    if bad is not None and options.json != "-":
+        bad.show()
+    else:
+        _say(options, result.text)
+    if printed := result.output.rstrip().splitlines():
+        last = f", the last {_PRINTED} lines" if len(printed) > _PRINTED else ""
+        _say(options, "\n".join([f"--- printed by {result}{last}", *printed[-_PRINTED:]]))
+
+
+def _summary(results: list[Result], total: int, seconds: float, interrupted: bool) -> str:
+    outcomes = [result.outcome for result in results]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(sorted(outcomes)))
+    cases = f"{total} case" if total == 1 else f"{total} cases"
+    if interrupted:
+        return f"interrupted: {len(results)} of {cases} in {seconds:.1f} s: {counts or 'none ended'}"
+    return f"{cases} in {seconds:.1f} s: {counts}"
+
+
+# --- bench
+
+
+_WIDTHS = (28, 22, 8, 10, 10)
+
+
+def _bench(options: argparse.Namespace) -> Exit:
+    """Measure in this process, one comparison after the other; each row is shown when it is there."""
+    cases = []
+    for target in options.targets:
+        file, name = _split(target)
+        cases += chosen(load(Path(file)), name, file)
+    rows: list[bench.Row] = []
+    interrupted = False
+    _say(options, _columns(("case", "task", "ratio", "covector", "torch")) + "  note")
+    try:
+        bench.warm_up()
+        for case in cases:
+            for row in bench.rows(case, options.seconds):
+                rows.append(row)
+                _say(options, _row(row))
+    except KeyboardInterrupt:
+        interrupted = True
+    _say(options, "\nratio: covector's time over torch's, the median of pairs; below 1 is faster than torch")
+    _save(options.json, {"interrupted": interrupted, "rows": [row.to_dict() for row in rows]})
+    if interrupted:
+        return Exit.INTERRUPTED
+    measured = {row.case for row in rows if row.ratio is not None}
+    return Exit.PASSED if measured == {row.case for row in rows} else Exit.FAILED
+
+
+def _row(row: bench.Row) -> str:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+    return f"{_columns((row.case, row.task, ratio, _amount(row.ours), _amount(row.theirs)))}  {row.note}"
+
+
+def _columns(cells: tuple[str, ...]) -> str:
+    return "  ".join(
+        f"{cell:{'<' if i < 2 else '>'}{width}}"
+        for i, (cell, width) in enumerate(zip(cells, _WIDTHS, strict=True))
+    )
+
+
+def _amount(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    scale, unit = next(((s, u) for s, u in ((1, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "us"))
+    return f"{seconds / scale:.1f} {unit}"
+
+
+# --- both
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    """Print for people, unless the JSON goes where they read."""
+    if options.json != "-":
+        print(text, flush=True)
+
+
+def _save(path: str | None, data: dict[str, Any]) -> None:
+    if path is None:
+        return
+    text = json.dumps(_finite(data), indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """The data with numbers that JSON lacks written as strings, as in the JSON of a report."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on the terminal, if there is one; call what it gives for each case that ended."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Lines printed meanwhile go above the bar if both are seen, and untouched into a file if not.
+    both = sys.stdout.isatty()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=both) as bar:
+        task = bar.add_task("checking", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Inside, being asked to end is an interruption too: what was found so far is shown and saved."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
