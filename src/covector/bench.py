@@ -136,27 +136,36 @@ def _tasks(case: Case, subject: Subject) -> Iterator[tuple[str, Call, Call]]:
 def _row(case: str, task: str, ours: Call, theirs: Call, seconds: float) -> Row:
     """The comparison, or which side refuses, and why."""
     with _quietly(), _one_thread():
-        first, refused = _first({"covector": ours, "torch": theirs})
-        if refused:
-            sides = " and ".join(refused)
-            return Row(case, task, note=f"refused by {sides}: {next(iter(refused.values()))}")
+        first = {"covector": _First.of(ours), "torch": _First.of(theirs)}
+        if refused := {side: call.refusal for side, call in first.items() if call.refusal}:
+            return Row(case, task, note=f"refused by {' and '.join(refused)}: {next(iter(refused.values()))}")
+        seen = ([first["covector"].seconds], [first["torch"].seconds])
         # What takes very long is not run again: its first run is the measurement.
-        slow = sum(first) > _SLOW * seconds
-        times = ([first[0]], [first[1]]) if slow else _alternate(ours, theirs, seconds)
+        slow = sum(map(sum, seen)) > _SLOW * seconds
+        times = seen if slow else _alternate(ours, theirs, seconds)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     note = f"{len(times[0])} pair" if len(times[0]) == 1 else f"{len(times[0])} pairs"
+    if failed := [side for side, call in first.items() if call.value is False]:
+        note += f"; the check fails by {' and '.join(failed)}"
     return Row(case, task, ratio, statistics.median(times[0]), statistics.median(times[1]), note)
 
 
-def _first(calls: dict[str, Call]) -> tuple[list[float], dict[str, str]]:
-    """The seconds of the first call of each side, and the words of those that refuse."""
-    times, refused = [], {}
-    for side, call in calls.items():
+@dataclass(frozen=True)
+class _First:
+    """The first call of one side: its value and its time, or the words with which it refused."""
+
+    value: Any
+    seconds: float
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, call: Call) -> _First:
+        start = process_time()
         try:
-            times.append(_seconds(call, 1))
+            value = call()
         except Exception as error:
-            refused[side] = f"{type(error).__name__}: {first_sentence(error)}"
-    return times, refused
+            return cls(None, 0.0, f"{type(error).__name__}: {first_sentence(error)}")
+        return cls(value, max(process_time() - start, 1e-9))
 
 
 def warm_up() -> None:

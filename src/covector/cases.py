@@ -119,9 +119,8 @@ def case(
 
 def load(path: Path) -> list[Case]:
     """The cases that a file registers, their names made unique; the file may import what lies beside it."""
+    require_file(path)
     path = path.resolve()
-    if not path.is_file():
-        raise CaseError(f"{path.name}: there is no such file.")
     spec = importlib.util.spec_from_file_location(f"covector_case_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise CaseError(f"{path.name}: this is not a Python file.")
@@ -142,6 +141,14 @@ def load(path: Path) -> list[Case]:
             "@covector.case((3, 4)) above it checks it on a random tensor of that shape."
         )
     return _unique(found)
+
+
+def require_file(path: Path) -> None:
+    """Refuse a path at which there is no file."""
+    if path.is_dir():
+        raise CaseError(f"{path} is a folder. Name the files in it: covector check {path}/*.py")
+    if not path.is_file():
+        raise CaseError(f"there is no file {path}.")
 
 
 def chosen(cases: Sequence[Case], name: str | None, file: str) -> list[Case]:

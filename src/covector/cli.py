@@ -19,7 +19,7 @@ from covector import bench
 from covector._index import Line, write_index
 from covector._pool import Pool
 from covector._results import Request, Result, handle, lost
-from covector.cases import chosen, load
+from covector.cases import chosen, load, require_file
 from covector.errors import CaseError
 
 DESCRIPTION = "Check derivatives of PyTorch functions, and measure how long that takes."
@@ -124,6 +124,8 @@ def _check(options: argparse.Namespace) -> Exit:
     started = time.monotonic()
     results: list[Result] = []
     interrupted = False
+    for target in options.targets:
+        require_file(Path(_split(target)[0]))
     with Pool(handle, options.jobs, options.timeout) as pool:
         requests = _listed(pool, options)
         try:

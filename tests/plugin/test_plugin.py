@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -360,3 +361,13 @@ def test_interrupted(pytester, run):
     result = run("--covector", no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert summary_of(result)[0] == "1 check in # s: 1 passed"
+
+
+def test_the_page(pytester, run):
+    """The tests shown in `docs/pytest.md` pass, without the flag."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "pytest.md").read_text()
+    code = re.search(r"```python\n# test_layer.py\n(.*?)```", page, re.DOTALL).group(1)
+    (pytester.path / "test_layer.py").write_text(code)
+    result = run("--strict-markers")
+    result.assert_outcomes(passed=3)
+    assert summary_of(result)[0] == "3 checks in # s: 3 passed"

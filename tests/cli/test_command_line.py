@@ -1,0 +1,434 @@
+"""The command line as people use it: a process, its output, its files, its exit code."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import covector
+from covector import cli
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = Path(covector.__file__).parent.parent
+
+CASES = {
+    "good cases.py": """
+        import covector, torch
+        from beside import sine
+
+        covector.case((3,), order=2)(sine)
+
+        @covector.case((2, 2), dtype=(torch.float32, torch.complex128))
+        @covector.case(lambda: torch.eye(2, dtype=torch.float64), name="identity")
+        def square(x):
+            from later import power
+            return power(x)
+
+        @covector.case((2,), torch.ones(2, dtype=torch.float64), kwargs={"scale": 3.0}, check_forward_ad=True)
+        def scaled(x, y, *, scale):
+            print("scaled on standard output")
+            return scale * x * y
+
+        covector.case((5, 3))(torch.nn.Linear(3, 2).double())
+    """,
+    "beside.py": """
+        import covector
+
+        @covector.case((3,))  # not asked for: this file is not a target
+        def sine(x):
+            return x.sin()
+    """,
+    "later.py": "def power(x): return x * x",
+    "bad.py": """
+        import os, time
+        import covector, torch
+
+        @covector.case((2,))
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                print("doubling")
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, g):
+                return 3 * g
+
+        @covector.case((2,))
+        def raises(x):
+            raise KeyError("lost")
+
+        @covector.case((2,))
+        def hangs(x):
+            print("about to hang", flush=True)
+            time.sleep(1000)
+
+        @covector.case((2,))
+        def dies(x):
+            os._exit(7)
+
+        @covector.case((2,), order=2)
+        def saved(x):
+            return Saved.apply(x)
+
+        class Saved(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x**2)
+                return x**3
+
+            @staticmethod
+            def backward(ctx, g):
+                return 3 * g * ctx.saved_tensors[0]
+
+        covector.case(3)(torch.sin)
+        covector.case((2,))(torch.cos)
+    """,
+    "syntax.py": "import covector\ndef f(:\n    pass\n",
+    "broken.py": "import covector\nimport covectr\n",
+    "empty.py": "import covector\n",
+    "misused.py": "import covector\n\n@covector.case\ndef f(x):\n    return x\n",
+    "stuck.py": "import time\ntime.sleep(1000)\n",
+    "not python.txt": "hello",
+    "slow.py": """
+        import time
+        import covector, torch
+
+        covector.case((2,))(torch.sin)
+
+        @covector.case((2,))
+        def hangs(x):
+            time.sleep(1000)
+    """,
+}
+
+RUNS = {
+    "good": ["check", "good cases.py", "--json", "good.json"],
+    "bad": ["check", "bad.py", "--timeout", "8", "--json", "bad.json", "--html", "pages of bad"],
+    "syntax error": ["check", "syntax.py"],
+    "bench": [
+        "bench",
+        "good cases.py::scaled",
+        "bad.py::Double",
+        "--seconds",
+        "0.01",
+        "--json",
+        "bench.json",
+    ],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_find_this_source():
+    """Workers started by this process, whose folder changes, load the covector that is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SOURCE))
+        yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The files above."""
+    folder = tmp_path_factory.mktemp("cases")
+    for name, text in CASES.items():
+        lines = text.split("\n")
+        indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+        (folder / name).write_text("\n".join(line[indent:] for line in lines))
+    return folder
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "covector", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="session")
+def runs(folder):
+    """Every run of the table, two at a time."""
+
+    def run(arguments):
+        return subprocess.run(
+            command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(RUNS, pool.map(run, RUNS.values()), strict=True))
+
+
+def lines_of(run):
+    """The lines on standard output, in an order that does not depend on who ended first, without times."""
+    return [re.sub(r"\d+\.\d+ s", "# s", line) for line in run.stdout.splitlines()]
+
+
+def test_all_passed(runs, folder):
+    """One line for each case; what cases print is not in the way; files beside can be imported."""
+    run = runs["good"]
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = lines_of(run)
+    assert sorted(lines[:-2]) == [
+        "PASSED        good cases.py::Linear  # s",
+        "PASSED        good cases.py::identity  # s",
+        "PASSED        good cases.py::scaled  # s",
+        "PASSED        good cases.py::sine  # s",
+        "PASSED        good cases.py::square[complex128]  # s",
+        "PASSED        good cases.py::square[float32]  # s",
+    ]
+    assert lines[-2:] == ["", "6 cases in # s: 6 passed"]
+    data = json.loads((folder / "good.json").read_text())
+    assert (data["interrupted"], data["cases"]) == (False, 6)
+    assert [result["name"] for result in data["results"]][:2] == ["sine", "identity"]
+    scaled = next(result for result in data["results"] if result["name"] == "scaled")
+    assert "scaled on standard output" in scaled["output"]
+    assert {finding["check"] for finding in scaled["reports"][0]["findings"]} >= {
+        "forward mode",
+        "reverse mode",
+    }
+
+
+def test_each_way_to_fail(runs):
+    """A wrong derivative, first or second, an exception, a hang, a crash and a case without tensors."""
+    run = runs["bad"]
+    assert (run.returncode, run.stderr) == (1, "")
+    lines = lines_of(run)
+    assert sorted(lines[:7]) == [
+        "CRASHED       bad.py::dies  # s",
+        "FAILED        bad.py::Double  # s",
+        "FAILED        bad.py::saved  # s",
+        "PASSED        bad.py::cos  # s",
+        "RAISED        bad.py::raises  # s",
+        "RAISED        bad.py::sin  # s",
+        "TIMED OUT     bad.py::hangs  # s",
+    ]
+    summary = "7 cases in # s: 1 crashed, 2 failed, 1 passed, 2 raised, 1 timed out"
+    assert lines[-3:] == [f"pages: {Path('pages of bad') / 'index.html'}", "", summary]
+    shown = {part.partition("\n")[0]: part for part in run.stdout.split("\n--- bad.py::")[1:]}
+    assert list(shown) == [
+        "Double failed", "raises raised", "hangs timed out", "dies crashed", "saved failed", "sin raised",
+    ]  # fmt: skip
+    assert shown["Double failed"].startswith("Double failed\ncheck(Double.apply): FAILED\n")
+    assert "\n--- printed by bad.py::Double, the last 20 lines\ndoubling\n" in shown["Double failed"]
+    assert shown["Double failed"].count("doubling") == 20
+    assert "gradgradcheck(saved): FAILED" in shown["saved failed"]
+    assert "no input requires grad" in shown["sin raised"]
+    assert RAISED.fullmatch(shown["raises raised"])
+    assert shown["hangs timed out"] == HANGS
+    assert shown["dies crashed"] == "dies crashed\nthe process ended with exit code 7\n"
+
+
+RAISED = re.compile(r"""raises raised
+Traceback \(most recent call last\):
+  File ".*bad\.py", line \d+, in raises
+    raise KeyError\("lost"\)
+KeyError: 'lost'
+""")
+HANGS = """\
+hangs timed out
+the time limit of 8 s was reached
+--- printed by bad.py::hangs
+about to hang
+"""
+
+
+def test_pages_and_data_of_failures(runs, folder):
+    """A page for each case that has a report; an index of all; the same as JSON."""
+    pages = folder / "pages of bad"
+    assert sorted(page.name for page in pages.iterdir()) == [
+        "bad.py-Double.html", "bad.py-cos.html", "bad.py-saved.html", "index.html",
+    ]  # fmt: skip
+    index = (pages / "index.html").read_text()
+    assert 'href="bad.py-Double.html"' in index
+    assert all(name in index for name in ("raises", "hangs", "dies", "timed out", "crashed"))
+    assert "Double.apply" in (pages / "bad.py-Double.html").read_text()
+    data = json.loads((folder / "bad.json").read_text())
+    outcomes = {result["name"]: result["outcome"] for result in data["results"]}
+    assert outcomes["saved"] == "failed"
+    assert outcomes["hangs"] == "timed out"
+    saved = next(result for result in data["results"] if result["name"] == "saved")
+    assert [report["outcome"] for report in saved["reports"]] == ["passed", "failed"]
+
+
+def test_chosen_cases_as_json_on_standard_output(folder, monkeypatch, capsys):
+    """A name stands for all cases of a function, each is run once, and nothing but JSON is printed."""
+    monkeypatch.chdir(folder)
+    targets = ["good cases.py::square", "good cases.py::identity", "good cases.py::square[float32]"]
+    assert cli.main(["check", *targets, "--json", "-", "--jobs", "1"]) == 0
+    captured = capsys.readouterr()
+    names = [result["name"] for result in json.loads(captured.out)["results"]]
+    assert names == ["square[float32]", "square[complex128]", "identity"]
+    assert captured.err == ""
+
+
+def test_syntax_error(runs):
+    """The file, the line, the place; exit code 2."""
+    run = runs["syntax error"]
+    assert (run.returncode, run.stdout) == (2, "")
+    assert re.fullmatch(
+        r"covector check: syntax\.py could not be loaded\.\n"
+        r'  File ".*syntax\.py", line 2\n    def f\(:\n          \^\nSyntaxError: invalid syntax\n',
+        run.stderr,
+    )
+
+
+def test_bench(runs, folder):
+    """A row for each comparison; a check that fails says so; what a function prints is not seen."""
+    run = runs["bench"]
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "doubling" not in run.stdout
+    assert "scaled on" not in run.stdout
+    header = "case                          task                       ratio    covector       torch  note"
+    assert run.stdout.startswith(header)
+    rows = json.loads((folder / "bench.json").read_text())["rows"]
+    tasks = ["gradcheck", "gradcheck, fast mode", "jacrev", "jacfwd", "functional.jacobian"]
+    assert [(row["case"], row["task"]) for row in rows] == [
+        *(("scaled", task) for task in tasks), *(("Double", task) for task in tasks),
+    ]  # fmt: skip
+    assert all(row["ratio"] > 0 and row["ours"] > 0 and row["theirs"] > 0 for row in rows[:5])
+    assert re.fullmatch(r"\d+ pairs?; the check fails by covector and torch", rows[5]["note"])
+    assert rows[7]["ratio"] is None
+    assert rows[7]["note"].startswith("refused by torch: RuntimeError: ")
+
+
+def test_help_is_enough_to_get_going(capsys):
+    """It shows a file of cases and the commands, which are those that there are."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "@covector.case((4, 3))",
+        "covector check cases.py",
+        "covector bench cases.py",
+        "Exit codes: 0",
+    ):
+        assert text in shown
+
+
+def test_the_example_in_the_help_runs(tmp_path, monkeypatch, capsys):
+    """The file of cases that the help shows is one."""
+    monkeypatch.chdir(tmp_path)
+    code = cli.EPILOG.split("\n\n    ", 1)[1].split("Then:")[0]
+    (tmp_path / "cases.py").write_text("\n".join(line.removeprefix("    ") for line in code.splitlines()))
+    assert cli.main(["check", "cases.py"]) == 0
+    assert capsys.readouterr().out.count("PASSED") == 2
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    """The file in `docs/command-line.md` ends as the page says."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    (tmp_path / "cases.py").write_text(
+        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1)
+    )
+    shown = re.search(r"\$ covector check cases.py\n(.*?)```", page, re.DOTALL).group(1)
+    assert cli.main(["check", "cases.py", "--jobs", "1"]) == 1
+    printed = capsys.readouterr().out
+    without_times = [re.sub(r"\d+\.\d+ s", "# s", text) for text in (shown, printed)]
+    assert without_times[1].startswith(without_times[0])
+    assert "check(Cube.apply): FAILED" in printed
+
+
+MISUSE = [
+    (["check", "nowhere.py"], "covector check: there is no file nowhere.py.\n"),
+    (["check", "."], "covector check: . is a folder. Name the files in it: covector check ./*.py\n"),
+    (
+        ["check", "bad.py::nothing"],
+        "covector check: bad.py has no case called nothing; "
+        "it has Double, raises, hangs, dies, saved, sin, cos.\n",
+    ),
+    (
+        ["check", "empty.py"],
+        "covector check: empty.py registers no case. Give a function its inputs: @covector.case((3, 4)) "
+        "above it checks it on a random tensor of that shape.\n",
+    ),
+    (["check", "broken.py"], "ModuleNotFoundError: No module named 'covectr'\n"),
+    (["check", "misused.py"], "As a decorator, case has to be called with inputs: @covector.case((3, 4)).\n"),
+    (["check", "not python.txt"], "covector check: not python.txt: this is not a Python file.\n"),
+    (
+        ["check", "stuck.py", "--timeout", "0.5"],
+        "covector check: stuck.py could not be loaded: the time limit of 0.5 s was reached.\n",
+    ),
+    (["bench", "nowhere.py"], "covector bench: there is no file nowhere.py.\n"),
+    (["bench", "syntax.py"], "SyntaxError: invalid syntax\n"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), MISUSE, ids=[" ".join(row[0]) for row in MISUSE])
+def test_misuse(arguments, text, folder, monkeypatch, capsys):
+    """Exit code 2, a message that says what to do, and nothing run."""
+    monkeypatch.chdir(folder)
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.endswith(text)
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["chek"], "invalid choice: 'chek'"),
+        (["check"], "the following arguments are required: FILE[::NAME]"),
+        (["check", "a.py", "--jobs", "0"], "argument --jobs/-j: must be positive, got 0"),
+        (["check", "a.py", "--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
+    ],
+)
+def test_misuse_of_options(arguments, text, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def interrupted(folder, signum):
+    """A run that is sent a signal while its second case hangs."""
+    with subprocess.Popen(
+        command("check", "slow.py", "--jobs", "1", "--json", f"{signum.name}.json"),
+        cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        first = process.stdout.readline()
+        workers = children(process.pid)
+        process.send_signal(signum)
+        rest, errors = process.communicate(timeout=120)
+    return process.returncode, first, rest, errors, workers
+
+
+def test_interrupted(folder):
+    """What ended before is shown and saved, and no process stays behind."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    with ThreadPoolExecutor(2) as pool:
+        ended = dict(zip(signals, pool.map(interrupted, (folder, folder), signals), strict=True))
+    for signum, (code, first, rest, errors, workers) in ended.items():
+        assert first.startswith("PASSED        slow.py::sin  ")
+        assert re.fullmatch(r"\ninterrupted: 1 of 2 cases in \d+\.\d s: 1 passed\n", rest)
+        assert (code, errors) == (130, "")
+        data = json.loads((folder / f"{signum.name}.json").read_text())
+        assert (data["interrupted"], data["cases"], len(data["results"])) == (True, 2, 1)
+        assert workers
+        deadline = time.monotonic() + 60
+        while any(Path(f"/proc/{worker}").exists() for worker in workers):
+            assert time.monotonic() < deadline, "a process stayed behind"
+            time.sleep(0.1)
+
+
+def children(process):
+    """The processes below one, from /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process:
+            child = int(path.parent.name)
+            found += [child, *children(child)]
+    return found
