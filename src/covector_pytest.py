@@ -157,7 +157,7 @@ class Session:
     def start(self) -> None:
         """Have torch's checks answered as soon as there is a torch."""
         if self.config.option.covector:
-            self.undo.enter_context(when_imported("torch", self._redirect))
+            self.undo.enter_context(when_imported(self._redirect))
 
     def stop(self) -> None:
         """Put torch's functions back."""
@@ -165,13 +165,17 @@ class Session:
 
     def _redirect(self) -> None:
         from covector import compat
+        from covector.errors import UnsupportedError
 
         compare = self.config.option.covector == "compare"
         doors = {
             module: tuple(self.answering(ours.__name__, compare=compare) for ours in functions)
             for module, functions in compat.CHECKS.items()
         }
-        self.undo.enter_context(compat.redirected(doors))
+        try:
+            self.undo.enter_context(compat.redirected(doors))
+        except UnsupportedError as error:
+            raise pytest.UsageError(f"--covector: {error}") from error
 
     def answering(self, verb: str, *, compare: bool) -> Callable[..., bool]:
         """The function that answers for `gradcheck` or `gradgradcheck` during this session."""
@@ -394,13 +398,19 @@ def _takes(verb: str, keywords: dict[str, Any], markers: list[pytest.Mark]) -> s
 
 
 class when_imported:  # noqa: N801 - used as a context manager, and read as one
-    """Inside, call a function once a module has been imported: at once if it is there already."""
+    """Inside, call a function once torch has been imported: at once if it is there already.
 
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self.act = name, act
+    It waits for the end of the outermost import: where covector is imported first, torch is ready before
+    covector is.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+        self.waits = {"torch", "covector"}
+        self.depth = 0
 
     def __enter__(self) -> None:
-        if self.name in sys.modules:
+        if "torch" in sys.modules:
             self.act()
         else:
             sys.meta_path.insert(0, self)
@@ -410,18 +420,23 @@ class when_imported:  # noqa: N801 - used as a context manager, and read as one
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As a finder: the module as others find it, with the call after its last line."""
-        if name != self.name:
+        """As a finder: the module as others find it, with a word to us before and after it runs."""
+        if name not in self.waits:
             return None
-        self.__exit__()
+        self.waits.remove(name)
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def run_and_act(module: Any) -> None:
-            run(module)
-            self.act()
-
-        spec.loader.exec_module = run_and_act  # type: ignore[method-assign]
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._run(run, module)  # type: ignore[method-assign]
         return spec
+
+    def _run(self, run: Callable[[Any], None], module: Any) -> None:
+        self.depth += 1
+        try:
+            run(module)
+        finally:
+            self.depth -= 1
+        if self.depth == 0:
+            self.waits.clear()
+            self.__exit__()
+            self.act()

@@ -48,10 +48,12 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.piece: Any = None
+        self.subject: Any = None
         self.since = 0.0
 
-    def give(self, piece: Any) -> None:
-        self.piece, self.since = piece, time.monotonic()
+    def give(self, piece: Any, subject: Any) -> None:
+        """Hand over a piece; a worker stays with the subject of its first one."""
+        self.piece, self.subject, self.since = piece, subject, time.monotonic()
         self.connection.send(piece)
 
     def ended(self, value: Any, lost: str = "", why: str = "") -> Ended:
@@ -66,10 +68,14 @@ class _Worker:
 
 
 class Pool:
-    """So many processes, started when there is work for them; they end with the `with` block."""
+    """So many processes, started when there is work for them; they end with the `with` block.
 
-    def __init__(self, handle: Handle, jobs: int, limit: float) -> None:
-        self.handle, self.jobs, self.limit = handle, jobs, limit
+    Pieces of different subjects never share a process, so what one of them imports or changes there is
+    not seen by another.
+    """
+
+    def __init__(self, handle: Handle, jobs: int, limit: float, subject: Callable[[Any], Any]) -> None:
+        self.handle, self.jobs, self.limit, self.subject = handle, jobs, limit, subject
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
@@ -91,8 +97,9 @@ class Pool:
         """Each piece as it ends, in whatever order that is."""
         waiting = list(reversed(pieces))
         while waiting or any(worker.piece is not None for worker in self.workers):
-            while waiting and (idle := self._idle()):
-                idle.give(waiting.pop())
+            while waiting and (idle := self._idle(self.subject(waiting[-1]))):
+                piece = waiting.pop()
+                idle.give(piece, self.subject(piece))
             busy = [worker for worker in self.workers if worker.piece is not None]
             pause = max(0.0, min(worker.since + self.limit - time.monotonic() for worker in busy))
             ready = wait([worker.connection for worker in busy], pause)
@@ -101,12 +108,17 @@ class Pool:
                 if ended is not None:
                     yield ended
 
-    def _idle(self) -> _Worker | None:
-        for worker in self.workers:
-            if worker.piece is None:
+    def _idle(self, subject: Any) -> _Worker | None:
+        """A worker for a subject, if one is free or may be started."""
+        idle = [worker for worker in self.workers if worker.piece is None]
+        for worker in idle:
+            if worker.subject == subject:
                 return worker
         if len(self.workers) == self.jobs:
-            return None
+            if not idle:
+                return None
+            idle[0].stop()
+            self.workers.remove(idle[0])
         self.started += 1
         log = Path(self.folder.name) / f"{self.started}.log"
         self.workers.append(_Worker(self.context, self.handle, log))

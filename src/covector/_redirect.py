@@ -84,7 +84,7 @@ def _exchange(label: str, function: Any) -> _Redirected:
     """Give a function the code that asks, and keep a twin with its own."""
     if not isinstance(function, FunctionType) or function.__code__.co_freevars:
         raise UnsupportedError(
-            f"swap: {label} is {describe_origin(function)}, not torch's own function, so it cannot be "
+            f"{label} is {describe_origin(function)}, not torch's own function, so it cannot be "
             "swapped. Something replaced it; swap before that happens, or undo it first."
         )
     twin = FunctionType(

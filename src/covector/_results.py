@@ -90,7 +90,7 @@ def _loaded(file: str) -> list[Case]:
 
 def _run(case: Case, request: Request) -> Result:
     started = time.perf_counter()
-    outcome, text, reports = "passed", "", []
+    outcome, text, page, reports = "passed", "", "", []
     try:
         reports = [check(case.function, case.arguments(), case.kwargs, seed=case.seed, **case.options)]
         if reports[0] and case.order == 2:
@@ -98,10 +98,11 @@ def _run(case: Case, request: Request) -> Result:
         worst = next((report for report in reports if not report), None)
         if worst is not None:
             outcome, text = str(worst.outcome.value), str(worst)
+        if request.pages:
+            page = _page(worst or reports[-1], request)
     except Exception as error:
         outcome, text = "raised", user_traceback(error)
     seconds = time.perf_counter() - started
-    page = _page(reports[-1], request) if reports and request.pages else ""
     return Result(request.file, case.name, outcome, seconds, text, "", tuple(reports), page)
 
 

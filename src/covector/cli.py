@@ -124,9 +124,8 @@ def _check(options: argparse.Namespace) -> Exit:
     started = time.monotonic()
     results: list[Result] = []
     interrupted = False
-    for target in options.targets:
-        require_file(Path(_split(target)[0]))
-    with Pool(handle, options.jobs, options.timeout) as pool:
+    _require_places(options)
+    with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
         requests = _listed(pool, options)
         try:
             with _progress(len(requests)) as advance:
@@ -142,6 +141,18 @@ def _check(options: argparse.Namespace) -> Exit:
     if interrupted:
         return Exit.INTERRUPTED
     return Exit.PASSED if all(result.passed for result in results) else Exit.FAILED
+
+
+def _require_places(options: argparse.Namespace) -> None:
+    """Refuse paths that cannot be read or written before anything is run."""
+    for target in options.targets:
+        require_file(Path(_split(target)[0]))
+    if options.json not in (None, "-") and not Path(options.json).absolute().parent.is_dir():
+        raise CaseError(f"--json {options.json}: there is no folder {Path(options.json).parent}.")
+    if options.json not in (None, "-") and Path(options.json).is_dir():
+        raise CaseError(f"--json {options.json}: this is a folder.")
+    if getattr(options, "html", None) is not None and options.html.exists() and not options.html.is_dir():
+        raise CaseError(f"--html {options.html}: this is a file, and pages go into a folder.")
 
 
 def _listed(pool: Pool, options: argparse.Namespace) -> list[Request]:
@@ -224,6 +235,7 @@ _WIDTHS = (28, 22, 8, 10, 10)
 
 def _bench(options: argparse.Namespace) -> Exit:
     """Measure in this process, one comparison after the other; each row is shown when it is there."""
+    _require_places(options)
     cases = []
     for target in options.targets:
         file, name = _split(target)

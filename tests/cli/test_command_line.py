@@ -337,6 +337,19 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert "check(Cube.apply): FAILED" in printed
 
 
+def test_files_do_not_meet(tmp_path, capsys):
+    """Files in different folders may import different modules of one name."""
+    for folder, verb in (("first", "sin"), ("second", "cos")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(f"import torch\nfunction = torch.{verb}\n")
+        (tmp_path / folder / "cases.py").write_text(
+            "import covector\nfrom same import function\ncovector.case((2,))(function)\n"
+        )
+    files = [str(tmp_path / folder / "cases.py") for folder in ("first", "second")]
+    assert cli.main(["check", *files, "--jobs", "1"]) == 0
+    assert re.findall(r"::(\w+) ", capsys.readouterr().out) == ["sin", "cos"]
+
+
 MISUSE = [
     (["check", "nowhere.py"], "covector check: there is no file nowhere.py.\n"),
     (["check", "."], "covector check: . is a folder. Name the files in it: covector check ./*.py\n"),
@@ -356,6 +369,15 @@ MISUSE = [
     (
         ["check", "stuck.py", "--timeout", "0.5"],
         "covector check: stuck.py could not be loaded: the time limit of 0.5 s was reached.\n",
+    ),
+    (
+        ["check", "bad.py", "--json", "no/where.json"],
+        "covector check: --json no/where.json: there is no folder no.\n",
+    ),
+    (["bench", "bad.py", "--json", "."], "covector bench: --json .: this is a folder.\n"),
+    (
+        ["check", "bad.py", "--html", "bad.py"],
+        "covector check: --html bad.py: this is a file, and pages go into a folder.\n",
     ),
     (["bench", "nowhere.py"], "covector bench: there is no file nowhere.py.\n"),
     (["bench", "syntax.py"], "SyntaxError: invalid syntax\n"),

@@ -236,8 +236,18 @@ def test_starting_loads_neither_torch_nor_covector(pytester, run_apart):
     result = run_apart("--covector")
     result.assert_outcomes(passed=3)
     assert summary_of(result)[0] == "1 check in # s: 1 passed"
-    result = run_apart("-k", "nothing")
-    result.assert_outcomes(passed=1, deselected=2)
+    pytester.makepyfile(test_lazy=COVECTOR_FIRST)
+    run_apart("--covector").assert_outcomes(passed=1)
+
+
+COVECTOR_FIRST = """
+def test_covector_imported_before_torch():
+    import covector  # torch is imported in the middle of this
+    from torch.autograd import gradcheck
+    import torch
+
+    assert gradcheck(torch.relu, torch.zeros(1, dtype=torch.float64, requires_grad=True), kinks="pass")
+"""
 
 
 MARKED = """
@@ -371,3 +381,29 @@ def test_the_page(pytester, run):
     result = run("--strict-markers")
     result.assert_outcomes(passed=3)
     assert summary_of(result)[0] == "3 checks in # s: 3 passed"
+
+
+def test_something_else_was_there_first(pytester, run):
+    """A conftest that replaces torch's function where it lives is told so."""
+    pytester.makeconftest(
+        """
+        import functools, sys
+        import torch
+        import pytest
+
+        module = sys.modules["torch.autograd.gradcheck"]
+        original = module.gradcheck
+        module.gradcheck = functools.partial(original, atol=1e-4)
+
+        def pytest_unconfigure():
+            module.gradcheck = original
+        """
+    )
+    result = run("--covector")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "ERROR: --covector: torch.autograd.gradcheck.gradcheck is an instance of partial, not torch's own "
+        "function, so it cannot be swapped."
+    ) in result.stderr.str()
+    module = sys.modules["torch.autograd.gradcheck"]
+    module.gradcheck = getattr(module.gradcheck, "func", module.gradcheck)
