@@ -143,7 +143,7 @@ class Trial:
         return "failed" if isinstance(self.error, GradcheckError) else f"raised {type(self.error).__name__}"
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps its plugins in sets
 class Session:
     """One run of pytest: what is redirected, the test that runs now, and the checks so far."""
 

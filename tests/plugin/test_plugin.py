@@ -111,6 +111,17 @@ def test_the_flag_swallows_no_path(wrong, run):
     assert "ignored explicit argument 'both'" in run("--covector=both").stderr.str()
 
 
+def test_folders_with_a_conftest_of_their_own(wrong, run):
+    """There pytest asks each plugin whether it belongs to the folder."""
+    for name in ("first", "second"):
+        (wrong / name).mkdir()
+        (wrong / name / "conftest.py").write_text("import pytest\n")
+        (wrong / name / f"test_{name}.py").write_text((wrong / "test_wrong.py").read_text())
+    result = run("--covector")
+    result.assert_outcomes(passed=3, failed=6)
+    assert summary_of(result)[0] == "9 checks in # s: 6 failed, 3 passed"
+
+
 def test_a_run_without_checks_says_so(pytester, run):
     pytester.makepyfile("def test_nothing(): pass")
     assert summary_of(run("--covector")) == ["no gradcheck ran"]
@@ -201,11 +212,15 @@ def test_workers(wrong, run_apart):
     """Under pytest-xdist the controller counts what the workers checked."""
     for number in range(4):
         (wrong / f"test_more_{number}.py").write_text((wrong / "test_wrong.py").read_text())
-    result = run_apart("--covector", "-n", "2")
+    result = run_apart("--covector", "-n", "2", "--covector-report", "pages")
     result.assert_outcomes(passed=5, failed=10)
     lines = summary_of(result)
     assert re.fullmatch(r"15 checks in # s: (10 failed, 5 passed|5 passed, 10 failed)", lines[0])
-    assert len(lines) == 7
+    assert len(lines) == 8
+    index = (wrong / "pages" / "index.html").read_text()
+    pages = re.findall(r'href="(.*?)"', index)
+    assert len(set(pages)) == 10
+    assert all((wrong / "pages" / page).is_file() for page in pages)
     assert result.stdout.str().count("covector: gradcheck(double)") == 5
 
 
