@@ -79,7 +79,7 @@ def wrong(pytester, suite):
     pytester.makepyfile(
         test_wrong="""
         import torch
-        from helpers import double
+        from suite_helpers import double
         from torch.autograd import gradcheck
 
         def test_raises(x):

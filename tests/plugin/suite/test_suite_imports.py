@@ -4,13 +4,13 @@ import functools
 import importlib
 import sys
 
-import helpers
 import pytest
+import suite_helpers as helpers
 import torch
 import torch.autograd
 import torch.autograd.gradcheck
 import torch.autograd.gradcheck as function_in_spite_of_its_import
-from helpers import loose
+from suite_helpers import loose
 from torch import autograd
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd import gradcheck as gc

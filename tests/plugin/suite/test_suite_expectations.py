@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from helpers import double
+from suite_helpers import double
 from torch.autograd import gradcheck
 from torch.autograd.gradcheck import GradcheckError
 
