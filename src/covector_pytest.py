@@ -151,6 +151,7 @@ class Session:
     item: pytest.Item | None = None
     fresh: list[tuple[Check, Exception | None]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
     count: int = 0
 
@@ -258,9 +259,9 @@ class Session:
             return ""
         test = self.item.nodeid if self.item else "outside"
         worker = getattr(self.config, "workerinput", {}).get("workerid", "")
-        number = len(self.fresh) + 1
-        name = "-".join(filter(None, [re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:], worker, str(number)]))
-        path = Path(folder) / f"{name.lstrip('-.')}.html"
+        stem = "-".join(filter(None, [re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:].strip("-."), worker]))
+        self.pages.append(stem)
+        path = Path(folder) / f"{stem}-{self.pages.count(stem)}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         report.to_html(path)
         return path.name

@@ -66,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"covector {options.command}: interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`); the interpreter must not complain of that at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

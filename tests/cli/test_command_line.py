@@ -442,6 +442,17 @@ def test_interrupted(folder):
             time.sleep(0.1)
 
 
+def test_the_reader_has_gone(folder, monkeypatch, capfd):
+    """`covector check FILE | head -0` ends without a word of complaint."""
+    monkeypatch.chdir(folder)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        assert cli.main(["check", "good cases.py::identity"]) == 130
+    assert capfd.readouterr().err == ""
+
+
 def children(process):
     """The processes below one, from /proc."""
     found = []

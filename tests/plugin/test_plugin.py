@@ -208,6 +208,31 @@ def test_pages_and_index(wrong, run):
     assert summary_of(result)[-1] == f"pages: {folder / 'index.html'}"
 
 
+COLLIDING = """
+import pytest, torch
+from suite_helpers import double
+from torch.autograd import gradcheck
+
+@pytest.fixture
+def checked(x):
+    gradcheck(double, x, raise_exception=False)
+
+@pytest.mark.parametrize("name", ["a b", "a-b"])
+def test_one(x, checked, name):
+    gradcheck(double, x, raise_exception=False)
+    gradcheck(double, x, raise_exception=False)
+"""
+
+
+def test_no_page_is_lost(wrong, pytester, run):
+    """Several checks in one test, in its fixtures, and in tests of nearly one name."""
+    (wrong / "test_wrong.py").unlink()
+    pytester.makepyfile(test_colliding=COLLIDING)
+    run("--covector", "--covector-report", "pages").assert_outcomes(passed=2)
+    names = [page.name for page in (wrong / "pages").iterdir()]
+    assert len(names) == 1 + 6
+
+
 def test_workers(wrong, run_apart):
     """Under pytest-xdist the controller counts what the workers checked."""
     for number in range(4):
