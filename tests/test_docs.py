@@ -13,7 +13,7 @@ from covector import functional
 ROOT = Path(__file__).parent.parent
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
-# Every page with a Python session in it; the files in command-line.md and pytest.md are run by their own tests.
+# Every page with a Python session in it; the files in the others are run by tests of their own.
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
