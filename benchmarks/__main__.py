@@ -13,11 +13,12 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from benchmarks import detection, functional, gradcheck
+from benchmarks import detection, functional, gradcheck, sparse
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -75,10 +76,7 @@ def main() -> None:
         for row in rows_of(task, options.pairs):
             rows.append(row)
             print(line(row.cells()), flush=True)
-    for row in functional.rows(wanted, options.pairs):
-        rows.append(row)
-        print(line(row.cells()), flush=True)
-    for row in gradcheck.rows(wanted):
+    for row in chain(functional.rows(wanted, options.pairs), gradcheck.rows(wanted), sparse.rows(wanted)):
         rows.append(row)
         print(line(row.cells()), flush=True)
     if wanted(IMPORT):

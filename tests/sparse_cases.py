@@ -70,6 +70,7 @@ KINDS: dict[str, Callable[[torch.dtype, int], Tensor]] = {
     "CSC": lambda dtype, seed: _scattered(*SHAPE, dtype=dtype, seed=seed).to_sparse_csc(),
     "CSC, hybrid": _hybrid(torch.sparse_csc),
     "BSR": lambda dtype, seed: _blocks(*SHAPE, dtype=dtype, seed=seed).to_sparse_bsr(BLOCK),
+    "BSR, square": lambda dtype, seed: _blocks(*SHAPE, dtype=dtype, seed=seed).to_sparse_bsr((2, 2)),
     "BSR, batch": lambda dtype, seed: _blocks(2, *SHAPE, dtype=dtype, seed=seed).to_sparse_bsr(BLOCK),
     "BSC": lambda dtype, seed: _blocks(*SHAPE, dtype=dtype, seed=seed).to_sparse_bsc(BLOCK),
 }
@@ -152,6 +153,7 @@ BOTH = (
     Operation("x + x", "both", lambda x, masked: x + x),
     Operation("x * x", "both", lambda x, masked: x * x),
     Operation("x * D", "both", lambda x, d, masked: x * d, _same_shape),
+    Operation("x * C", "both", lambda x, masked: x * numbers(*SHAPE, dtype=x.dtype, seed=1)),
     Operation("x.pow(2)", "both", lambda x, masked: x.pow(2)),
     Operation("x.abs()", "both", lambda x, masked: x.abs()),
     Operation("x.sparse_mask(x)", "both", lambda x, masked: x.sparse_mask(x.detach())),
@@ -169,7 +171,8 @@ def _like(x: Tensor, template: Tensor) -> Tensor:
     """A strided tensor in the layout of a template, with its dense dimensions and its blocks."""
     if template.layout is torch.sparse_coo:
         return x.to_sparse(template.sparse_dim())
-    blocks = BLOCK if template.layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    blocked = template.layout in (torch.sparse_bsr, torch.sparse_bsc)
+    blocks = tuple(template.values().shape[-2:]) if blocked else None
     return x.to_sparse(layout=template.layout, blocksize=blocks, dense_dim=template.dense_dim())
 
 
