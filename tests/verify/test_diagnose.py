@@ -257,6 +257,17 @@ def test_a_slow_function_is_diagnosed_from_a_sample(monkeypatch):
     assert [d.evidence for d in diagnoses(slow)] == [f"{text} (of a sample of the entries)"]
 
 
+def test_a_loss_that_ignores_its_cotangent():
+    """Every entry is right, because a check asks for that of one; only linearity tells."""
+    loss = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x)
+    assert said(loss, VECTOR) == [
+        ("cotangent ignored", "`backward` returns the same gradient whatever the cotangent is")
+    ]
+    offset = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x * g.abs())
+    assert not covector.check(offset, VECTOR(0))
+    assert said(offset, VECTOR) == []
+
+
 def test_a_derivative_that_raises_may_be_stale_too():
     """In fast mode the batch comes first, and the backward meets a value that it left behind."""
     report = covector.check(stale_square(), normal((40,))(0), fast_mode=True)
