@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, gradcheck
+from benchmarks import detection, functional, gradcheck
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -75,6 +75,9 @@ def main() -> None:
         for row in rows_of(task, options.pairs):
             rows.append(row)
             print(line(row.cells()), flush=True)
+    for row in functional.rows(wanted, options.pairs):
+        rows.append(row)
+        print(line(row.cells()), flush=True)
     for row in gradcheck.rows(wanted):
         rows.append(row)
         print(line(row.cells()), flush=True)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest_plugins = ["pytester"]
+
 torch.set_num_threads(1)
 
 

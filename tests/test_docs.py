@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 import covector
+from covector import functional
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+# Every page with Python in it.
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if "```python" in path.read_text()
+]
 
 
 def run(text, name, namespace):
@@ -28,7 +36,15 @@ def test_docstring_example(name):
     assert results.failed == 0, report
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/diagnosis.md", "docs/report.md"])
+@pytest.mark.parametrize("name", functional.__all__)
+def test_docstring_example_of_functional(name):
+    """The same for the verbs of the functional door."""
+    results, report = run(getattr(functional, name).__doc__, name, {})
+    assert results.attempted > 0
+    assert results.failed == 0, report
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_page(page):
     """Every Python block of the page runs, in order, and gives what it shows."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

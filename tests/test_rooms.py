@@ -11,12 +11,25 @@ import covector
 SOURCE = Path(covector.__file__).parent
 
 # Left to right: a room may import from the rooms before it, and from itself.
-ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "verify", "compat"]
+ROOMS = [
+    "errors",
+    "_tree",
+    "_chart",
+    "_engine",
+    "_linear",
+    "transforms",
+    "functional",
+    "verify",
+    "_redirect",
+    "_index",
+    "compat",
+]
 
 PUBLIC = [
     "GradcheckError",
     "Report",
     "as_function",
+    "as_sparse_gradcheck",
     "check",
     "functionalize",
     "grad",
@@ -28,6 +41,7 @@ PUBLIC = [
     "jacrev",
     "jvp",
     "linearize",
+    "swap",
     "vjp",
 ]
 
@@ -43,6 +57,7 @@ IMPLEMENTED = [
     "torch.func.functionalize",
     "torch.autograd.functional",
     "torch.autograd.gradcheck",
+    "torch.sparse.as_sparse_gradcheck",
 ]
 
 
@@ -95,6 +110,14 @@ def test_source_does_not_call_what_it_implements():
             assert f"{name}(" not in text, f"{path} calls {name}"
 
 
+def test_what_is_implemented_is_fetched_in_one_place_only():
+    """To compare with torch, `compat.peer` fetches its functions by name; nothing else looks one up so."""
+    fetching = [path.name for path in modules() if "import_module" in path.read_text()]
+    assert fetching == ["compat.py"]
+    engine = [path for path in modules() if room_of(path) in ROOMS[: ROOMS.index("compat")]]
+    assert not any("peer(" in path.read_text() for path in engine)
+
+
 def test_engine_readme_lists_every_private_name():
     """`_engine/README.md` names every private torch module that the engine imports."""
     listed = (SOURCE / "_engine" / "README.md").read_text()
@@ -111,6 +134,18 @@ def test_public_list():
         document = inspect.getdoc(getattr(covector, name))
         assert document, name
         assert ">>>" in document or name[0].isupper(), f"{name} has no example"
+
+
+def test_functional_list():
+    """The functional door has the verbs of the original, with the parameters of the original."""
+    import torch.autograd.functional as peer
+
+    from covector import functional
+
+    assert sorted(functional.__all__) == sorted(peer.__all__)
+    for name in functional.__all__:
+        ours, theirs = (inspect.signature(getattr(room, name)).parameters for room in (functional, peer))
+        assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
 
 
 def test_import_loads_nothing_heavy():

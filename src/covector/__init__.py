@@ -1,5 +1,7 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
+from covector import functional as functional
+from covector.compat import swap
 from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
@@ -12,11 +14,13 @@ from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
 from covector.verify.api import check, gradcheck, gradgradcheck
 from covector.verify.report import Report
+from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
     "GradcheckError",
     "Report",
     "as_function",
+    "as_sparse_gradcheck",
     "check",
     "functionalize",
     "grad",
@@ -28,5 +32,6 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "swap",
     "vjp",
 ]

@@ -3,12 +3,19 @@
 A complex element takes two coordinates, its real and its imaginary part. With torch's convention for
 gradients, the real view of a complex cotangent is the real covector, so nothing outside this module
 needs to know about complex numbers.
+
+A sparse tensor has a place of its own kind. Masked, its coordinates are the elements that it specifies;
+otherwise they are all its elements, and a tensor made from them specifies every one, in the same layout.
+torch cannot stack such tensors, so a stack of them is made one tensor at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -19,14 +26,103 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real()
 
 
+def _compressed_rows(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.crow_indices(), tensor.col_indices()
+
+
+def _compressed_columns(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+# The indices of a sparse tensor, by its layout. What is not in this table is not sparse.
+_INDICES: dict[torch.layout, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    torch.sparse_coo: lambda tensor: (tensor._indices(),),
+    torch.sparse_csr: _compressed_rows,
+    torch.sparse_csc: _compressed_columns,
+    torch.sparse_bsr: _compressed_rows,
+    torch.sparse_bsc: _compressed_columns,
+}
+_BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
+
+# torch declares another signature than the one it documents.
+_compressed: Callable[..., Tensor] = torch.sparse_compressed_tensor
+
+SUPPORTED = "strided, mkldnn, " + ", ".join(str(layout).removeprefix("torch.") for layout in _INDICES)
+
+
+class ShapeChange(Exception):
+    """The shape of an output, or which elements it specifies, depends on the values of the inputs."""
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether the layout of a tensor is one of the sparse ones."""
+    return tensor.layout in _INDICES
+
+
+def kind_of(tensor: Tensor) -> str:
+    """The dtype of a tensor, and its layout if that is sparse."""
+    layout = str(tensor.layout).removeprefix("torch.")
+    return f"{layout} {tensor.dtype}" if is_sparse(tensor) else str(tensor.dtype)
+
+
 def dense(tensor: Tensor) -> Tensor:
     """The tensor in strided layout."""
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def has_chart(tensor: Tensor) -> bool:
-    """Whether the layout of a tensor is one that charts cover."""
-    return tensor.layout is torch.strided or str(tensor.layout).endswith("mkldnn")
+def values_of(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor holds, in strided layout and in its own memory."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor.values() if tensor.layout in _INDICES else tensor
+
+
+def moved(tensor: Tensor) -> Tensor:
+    """A tensor like this one with every number that it holds one larger."""
+    tensor = tensor.detach()
+    return Pattern.of(tensor).build(values_of(tensor) + 1) if is_sparse(tensor) else tensor + 1
+
+
+def same_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal bit by bit; a difference of layout is none."""
+    if a.layout is b.layout and is_sparse(a):
+        pairs = zip(_INDICES[a.layout](a), _INDICES[b.layout](b), strict=True)
+        if all(torch.equal(mine, other) for mine, other in pairs):
+            return torch.equal(values_of(a), values_of(b))
+    return torch.equal(dense(a), dense(b))
+
+
+def refusal(tensor: Tensor, *, is_output: bool = False) -> str | None:
+    """Why a tensor has no chart, to follow its name; None if it has one."""
+    if tensor.is_nested:
+        return (
+            "is a nested tensor, which is not supported; pass its .values() (or a list of its .unbind()), "
+            "and build the nested tensor inside the function."
+        )
+    if tensor.layout in _INDICES:
+        return _broken(tensor, is_output)
+    if tensor.layout is torch.strided or str(tensor.layout).endswith("mkldnn"):
+        return None
+    return (
+        f"has layout {tensor.layout}, which is not supported (supported are {SUPPORTED}); pass a strided "
+        "tensor and convert it inside the function."
+    )
+
+
+def _broken(tensor: Tensor, is_output: bool) -> str | None:
+    """What is wrong with the indices of a sparse tensor."""
+    tensor = tensor.detach()
+    try:
+        Pattern.of(tensor).build(values_of(tensor), check=True)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        if is_output and "sorted and distinct" in reason:
+            return None  # torch's own product of two CSR matrices does not sort
+        return (
+            f"violates the invariants of {tensor.layout}: {reason}. Build it with check_invariants=True to "
+            "find out where it goes wrong."
+        )
+    return None
 
 
 class Place(NamedTuple):
@@ -38,6 +134,11 @@ class Place(NamedTuple):
     start: int
     stop: int
     layout: torch.layout = torch.strided
+
+    @property
+    def has_strides(self) -> bool:
+        """Whether the tensor could be laid out otherwise in memory."""
+        return True
 
     @property
     def real_shape(self) -> tuple[int, ...]:
@@ -67,18 +168,377 @@ class Place(NamedTuple):
         if self.dtype.is_complex:
             coordinate, imaginary = divmod(coordinate, 2)
             part = ".imag" if imaginary else ".real"
-        index = []
-        for size in reversed(self.shape):
-            coordinate, position = divmod(coordinate, size)
-            index.append(str(position))
-        return (f"[{', '.join(reversed(index))}]" if index else "") + part
+        return _index(coordinate, self.shape) + part
+
+    def strided(self, tensor: Tensor | None) -> Tensor:
+        """A derivative by this tensor in strided layout; none is zero."""
+        if tensor is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return dense(tensor)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """The numbers of the tensor that the place was made for."""
+        return tensor
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """A copy, with the same strides: a backward may be wrong for just these."""
+        copy = tensor.detach().clone()
+        if self.layout is torch.strided and copy.stride() != tensor.stride():
+            copy = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor.detach())
+        return copy
+
+    def halved(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """One tensor made twice; they differ only where a tensor can leave elements out."""
+        tensor = self.from_real(coordinates)
+        return tensor, tensor
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        """A tensor of this kind with normally distributed numbers."""
+        return torch.randn(self.shape, dtype=self.dtype, generator=generator).to(self.device)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor belongs here."""
+        return tensor.shape == self.shape
+
+    def flaw(self, gradient: Tensor, words: Sequence[str]) -> Flaw | None:
+        """In what the gradient by this tensor is of another kind than the tensor."""
+        for word in words:
+            got, expected = getattr(gradient, word), getattr(self, word)
+            if got != expected:
+                return Flaw(f"has {word} {got}, expected {expected}")
+        return None
+
+    def unspecified(self, gradient: Tensor) -> list[int]:
+        """The coordinates of which a gradient says nothing."""
+        return []
+
+
+class Flaw(NamedTuple):
+    """What is wrong with the kind of a gradient, and whether its numbers are right all the same."""
+
+    text: str
+    tolerable: bool = False
+
+
+def _index(position: int, shape: Sequence[int]) -> str:
+    index = []
+    for size in reversed(shape):
+        position, along = divmod(position, size)
+        index.append(str(along))
+    return f"[{', '.join(reversed(index))}]" if index else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Which elements a sparse tensor specifies, and in which order its values are."""
+
+    layout: torch.layout
+    shape: torch.Size
+    indices: tuple[Tensor, ...]
+    values_shape: torch.Size
+    coalesced: bool = True
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Pattern:
+        """The pattern of this tensor, in memory of its own."""
+        indices = tuple(index.clone() for index in _INDICES[tensor.layout](tensor))
+        coalesced = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
+        return cls(tensor.layout, tensor.shape, indices, values_of(tensor).shape, coalesced)
+
+    @classmethod
+    def full(cls, tensor: Tensor) -> Pattern:
+        """All elements, in the layout of this tensor, with its block size and dense dimensions."""
+        everywhere = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+        if tensor.layout is torch.sparse_coo:
+            whole = everywhere.to_sparse(tensor.sparse_dim())
+        else:
+            whole = everywhere.to_sparse(
+                layout=tensor.layout, blocksize=block_size(tensor), dense_dim=tensor.dense_dim()
+            )
+        indices = _INDICES[whole.layout](whole)
+        return cls(tensor.layout, tensor.shape, indices, values_of(whole).shape)
+
+    def build(self, values: Tensor, *, check: bool = False) -> Tensor:
+        """The tensor with these values; its derivative is recorded if theirs is."""
+        if self.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                self.indices[0], values, self.shape, is_coalesced=self.coalesced, check_invariants=check
+            )
+        return _compressed(*self.indices, values, self.shape, layout=self.layout, check_invariants=check)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the values of this tensor are those of the elements here, one by one."""
+        if tensor.layout is not self.layout or not self.coalesced:
+            return False
+        theirs = _INDICES[self.layout](tensor)
+        if not all(map(torch.equal, self.indices, theirs)):
+            return False
+        return values_of(tensor).shape == self.values_shape
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Where each of the values stands in the strided tensor, in the shape of the values."""
+        if self.layout is torch.sparse_coo:
+            sizes = self.shape[: self.indices[0].shape[0]]
+            inner = prod(self.shape[len(sizes) :])
+            first = torch.zeros_like(self.indices[0][:1]).sum(0)
+            for index, size in zip(self.indices[0], sizes, strict=True):
+                first = first * size + index
+            return (first[:, None] * inner + torch.arange(inner)).reshape(self.values_shape)
+        # A tensor that holds the number of each value says where that value goes.
+        numbers = torch.arange(1, prod(self.values_shape) + 1, dtype=torch.float64)
+        whole = self.build(numbers.reshape(self.values_shape)).to_dense().reshape(-1)
+        found = whole.nonzero().flatten()
+        positions = torch.empty(numbers.numel(), dtype=torch.int64)
+        positions[whole[found].to(torch.int64) - 1] = found
+        return positions.reshape(self.values_shape)
+
+    def outside(self, whole: Tensor) -> Tensor:
+        """The positions at which a strided tensor is not zero and that the pattern lacks."""
+        return whole.reshape(-1).index_fill(0, self.positions.reshape(-1), 0).nonzero().flatten()
+
+
+def block_size(tensor: Tensor) -> tuple[int, int] | None:
+    """The size of a block, of the layouts that have them."""
+    if tensor.layout not in _BLOCKED:
+        return None
+    first = tensor.dim() - tensor.sparse_dim() - tensor.dense_dim() + 1
+    return cast(tuple[int, int], tuple(tensor.values().shape[first : first + 2]))
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePlace:
+    """Where one sparse tensor sits in a chart.
+
+    Inside, its numbers are passed around as a strided tensor of values in the order of the pattern:
+    what is strided here is never the tensor itself.
+    """
+
+    pattern: Pattern
+    dtype: torch.dtype
+    device: torch.device
+    start: int
+    stop: int
+    masked: bool
+    is_output: bool
+    sparse_dim: int
+    dense_dim: int
+    block_size: tuple[int, int] | None
+
+    @classmethod
+    def around(cls, tensor: Tensor, start: int, *, masked: bool, is_output: bool) -> SparsePlace:
+        """The place of this tensor. The duplicates of an output are added up."""
+        tensor = tensor.detach()
+        if is_output and tensor.layout is torch.sparse_coo:
+            tensor = tensor.coalesce()
+        pattern = Pattern.of(tensor) if masked else Pattern.full(tensor)
+        size = prod(pattern.values_shape) * (2 if tensor.dtype.is_complex else 1)
+        kind = (tensor.sparse_dim(), tensor.dense_dim(), block_size(tensor))
+        return cls(pattern, tensor.dtype, tensor.device, start, start + size, masked, is_output, *kind)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the tensor."""
+        return self.pattern.shape
+
+    @property
+    def layout(self) -> torch.layout:
+        """The layout of the tensor."""
+        return self.pattern.layout
+
+    @property
+    def real_shape(self) -> tuple[int, ...]:
+        """The shape of the coordinates: a list in the order of the pattern, of pairs for complex dtypes."""
+        count = prod(self.pattern.values_shape)
+        return (count, 2) if self.dtype.is_complex else (count,)
+
+    @property
+    def has_strides(self) -> bool:
+        """Whether the tensor could be laid out otherwise in memory."""
+        return False
+
+    def to_real(self, tensor: Tensor) -> Tensor:
+        """The coordinates of this tensor, or of these values."""
+        values = tensor if tensor.layout is torch.strided else self._read(tensor)
+        if self.dtype.is_complex:
+            return torch.view_as_real(values.resolve_conj().resolve_neg())
+        return values
+
+    def strided(self, tensor: Tensor | None) -> Tensor:
+        """The values of a derivative by this tensor, which may have any layout; none is zero."""
+        if tensor is None:
+            return torch.zeros(self.pattern.values_shape, dtype=self.dtype, device=self.device)
+        return self._read(tensor)
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        """The values of a tensor of any layout and pattern."""
+        tensor = tensor.detach()
+        if self.pattern.fits(tensor):
+            return self._held(tensor)
+        whole = dense(tensor)
+        if self.is_output and self.masked and (beyond := self.pattern.outside(whole)).numel():
+            raise ShapeChange(
+                "the function specifies other elements at a nearby point, for example "
+                f"{_index(int(beyond[0]), self.shape)} of an output"
+            )
+        return whole.reshape(-1)[self.pattern.positions]
+
+    def from_real(self, coordinates: Tensor) -> Tensor:
+        """The tensor with these coordinates; with a leading axis, a stack of tensors."""
+        if coordinates.dim() > 1:
+            return cast(Tensor, SparseStack(self, coordinates))
+        if self.dtype.is_complex:
+            pairs = coordinates.reshape(*self.pattern.values_shape, 2)
+            return self.pattern.build(torch.view_as_complex(pairs))
+        return self.pattern.build(coordinates.reshape(self.pattern.values_shape))
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """The numbers of the tensor that the place was made for; masked, each duplicate has its own."""
+        return self._held(tensor) if self.masked else self._read(tensor)
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        # Of a view into a CSR tensor torch cannot make another one, of real numbers.
+        return values_of(tensor).clone() if self.dtype.is_complex else values_of(tensor)
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """A copy; if not masked, one that specifies every element."""
+        return self.pattern.build(self.values(tensor.detach()).clone())
+
+    def halved(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """One tensor made twice: every other element is zero, and there is specified or is not."""
+        values = values_of(self.from_real(coordinates)).clone()
+        values.movedim(len(self.shape) - self.sparse_dim - self.dense_dim, 0)[1::2] = 0
+        whole = self.pattern.build(values)
+        if self.layout is torch.sparse_coo:
+            return whole, whole.to_dense().to_sparse(self.sparse_dim)
+        few = whole.to_dense().to_sparse(
+            layout=self.layout, blocksize=self.block_size, dense_dim=self.dense_dim
+        )
+        return whole, few
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        """A tensor of this kind with normally distributed numbers."""
+        values = torch.randn(self.pattern.values_shape, dtype=self.dtype, generator=generator)
+        return self.pattern.build(values.to(self.device))
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor belongs here."""
+        return tensor.shape == self.shape and tensor.layout is self.layout
+
+    def label(self, coordinate: int) -> str:
+        """How a person would write this coordinate of the tensor."""
+        part = ""
+        if self.dtype.is_complex:
+            coordinate, imaginary = divmod(coordinate, 2)
+            part = ".imag" if imaginary else ".real"
+        return _index(int(self.pattern.positions.reshape(-1)[coordinate]), self.shape) + part
+
+    def flaw(self, gradient: Tensor, words: Sequence[str]) -> Flaw | None:
+        """In what the gradient by this tensor is of another kind than the tensor."""
+        if gradient.layout is torch.strided:
+            words = [word for word in words if word != "layout"]
+        elif gradient.layout is self.layout:
+            words = [*words, "sparse_dim", "dense_dim", "block_size"]
+        for word in words:
+            got, expected = _KINDS.get(word, getattr)(gradient, word), getattr(self, word)
+            if got != expected:
+                return Flaw(f"has {word} {got}, expected {expected}")
+        if gradient.layout is torch.strided:
+            return Flaw(f"has layout torch.strided, expected {self.layout}", tolerable=True)
+        beyond = self._beyond(gradient) if self.masked else None
+        if beyond is not None:
+            what = f"specifies {_index(beyond, self.shape)}, which is not specified in the input"
+            return Flaw(f"goes beyond the mask: it {what}", tolerable=True)
+        return None
+
+    def _beyond(self, gradient: Tensor) -> int | None:
+        """The position of an element that a gradient specifies and the pattern does not."""
+        if self.pattern.fits(gradient):
+            return None
+        found = self.pattern.outside(_specified(gradient))
+        return int(found[0]) if found.numel() else None
+
+    def unspecified(self, gradient: Tensor) -> list[int]:
+        """The coordinates of which a gradient says nothing, though they are elements of the tensor."""
+        if self.masked or gradient.layout is torch.strided or self.pattern.fits(gradient):
+            return []
+        missing = _specified(gradient).reshape(-1)[self.pattern.positions].reshape(-1) == 0
+        coordinates = missing.nonzero().flatten()
+        if self.dtype.is_complex:
+            coordinates = torch.stack([2 * coordinates, 2 * coordinates + 1], dim=1).flatten()
+        return (coordinates + self.start).tolist()
+
+
+_KINDS: dict[str, Callable[[Tensor, str], object]] = {
+    "sparse_dim": lambda tensor, _: tensor.sparse_dim(),
+    "dense_dim": lambda tensor, _: tensor.dense_dim(),
+    "block_size": lambda tensor, _: block_size(tensor),
+}
+
+
+def _specified(tensor: Tensor) -> Tensor:
+    """A strided tensor that is not zero where a sparse one specifies an element."""
+    tensor = tensor.detach()
+    return Pattern.of(tensor).build(torch.ones_like(values_of(tensor))).to_dense()
+
+
+class SparseStack:
+    """What stands for a stack of sparse tensors, which torch does not have: each is made when asked for."""
+
+    def __init__(self, place: SparsePlace, coordinates: Tensor) -> None:
+        self._place = place
+        self._coordinates = coordinates
+        self.shape = torch.Size((coordinates.shape[0], *place.shape))
+
+    def __getitem__(self, span: slice) -> SparseStack:
+        return SparseStack(self._place, self._coordinates[span])
+
+    def unbind(self) -> Iterator[Tensor]:
+        """The tensors, one after the other."""
+        return map(self._place.from_real, self._coordinates)
+
+
+AnyPlace: TypeAlias = Place | SparsePlace
 
 
 class Chart(NamedTuple):
     """The real coordinates of a list of tensors, one after the other."""
 
-    places: tuple[Place, ...]
+    places: tuple[AnyPlace, ...]
     size: int
+
+    @classmethod
+    def around(cls, tensors: Sequence[Tensor], *, masked: bool, is_output: bool = False) -> Chart:
+        """The chart around these tensors, in which a sparse one keeps its layout."""
+        if not any(map(is_sparse, tensors)):
+            return cls.of(tensors)
+        places: list[AnyPlace] = []
+        for tensor in tensors:
+            start = places[-1].stop if places else 0
+            if is_sparse(tensor):
+                places.append(SparsePlace.around(tensor, start, masked=masked, is_output=is_output))
+            else:
+                place = cls.of([tensor]).places[0]
+                assert isinstance(place, Place)
+                places.append(place._replace(start=start, stop=start + place.stop))
+        return cls(tuple(places), places[-1].stop)
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether torch can stack the tensors of this chart."""
+        return not any(isinstance(place, SparsePlace) for place in self.places)
+
+    @property
+    def sparse_layouts(self) -> list[str]:
+        """The sparse layouts in this chart."""
+        return sorted({str(place.layout) for place in self.places if isinstance(place, SparsePlace)})
+
+    def point(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The coordinates of the tensors that the chart was made around."""
+        pairs = zip(self.places, tensors, strict=True)
+        return self.to_coords([place.values(tensor.detach()) for place, tensor in pairs])
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Chart:
@@ -144,7 +604,7 @@ class Chart(NamedTuple):
             return [place.from_real(whole)]
         return [self._basis_of(place, start, stop) for place in self.places]
 
-    def _basis_of(self, place: Place, start: int, stop: int, like: Tensor | None = None) -> Tensor:
+    def _basis_of(self, place: AnyPlace, start: int, stop: int, like: Tensor | None = None) -> Tensor:
         shape, dtype = (stop - start, place.stop - place.start), real_dtype(place.dtype)
         if like is None:
             block = torch.zeros(shape, dtype=dtype, device=place.device)
@@ -170,7 +630,7 @@ class Sampled(NamedTuple):
         return self.kept.numel()
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[AnyPlace, ...]:
         """The places of the whole chart."""
         return self.full.places
 
@@ -181,6 +641,16 @@ class Sampled(NamedTuple):
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The same for tensors that are stacked along a first axis, one row for each slice."""
         return self.full.stack_to_coords(stacks)[:, self.kept]
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether torch can stack the tensors of this chart."""
+        return self.full.can_batch
+
+    @property
+    def sparse_layouts(self) -> list[str]:
+        """The sparse layouts in this chart."""
+        return self.full.sparse_layouts
 
     def from_coords(self, coordinates: Tensor) -> list[Tensor]:
         """The tensors with these coordinates, and the base elsewhere."""

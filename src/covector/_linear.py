@@ -55,6 +55,7 @@ class LinearMap:
     label: str
     evaluation: Evaluation
     _refuses_draws = True
+    _batch_failures: tuple[type[Exception], ...] = (RuntimeError, TypeError)
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -106,7 +107,7 @@ class LinearMap:
             return self._looped(stacks, randomness)
         try:
             return self._batched(stacks, randomness)
-        except (RuntimeError, TypeError) as error:
+        except self._batch_failures as error:
             if "randomness error mode" in str(error) and self._refuses_draws:
                 raise self._random() from error
             failure = error

@@ -1,22 +1,83 @@
-"""torch's lower-level names for gradient checking, on covector's engine.
+"""torch's names, on covector's engine: the lower-level ones for gradient checking, and all of them swapped.
 
-Some test suites call these beside `gradcheck`. Shapes and order are torch's: a Jacobian here has a row
-for each number of the input and a column for each number of the output.
+Some test suites call the lower-level names beside `gradcheck`. Shapes and order are torch's: a Jacobian
+here has a row for each number of the input and a column for each number of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covector import functional
 from covector._chart import Chart
 from covector._engine import graph
+from covector._redirect import redirect, undisturbed
 from covector._tree import Arguments, flatten
 from covector.errors import ArgumentValueError
+from covector.transforms.functionalize import functionalize
+from covector.transforms.grad import grad, grad_and_value
+from covector.transforms.hessian import hessian
+from covector.transforms.jacfwd import jacfwd
+from covector.transforms.jacrev import jacrev
+from covector.transforms.jvp import jvp
+from covector.transforms.linearize import linearize
+from covector.transforms.vjp import vjp
+from covector.verify.api import gradcheck, gradgradcheck
 from covector.verify.problem import is_differentiable, shifted
+
+# What covector answers for torch, by the module of torch where it is found.
+CHECKS = {"torch.autograd.gradcheck": (gradcheck, gradgradcheck)}
+DOORS: dict[str, tuple[Callable[..., Any], ...]] = {
+    **CHECKS,
+    "torch.func": (functionalize, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp),
+    "torch.autograd.functional": tuple(getattr(functional, name) for name in functional.__all__),
+}
+
+
+@contextmanager
+def swap() -> Iterator[None]:
+    """Inside, covector answers for torch's gradient checks and derivatives.
+
+    These are `torch.autograd.gradcheck` and `gradgradcheck`, `torch.autograd.functional`, and the
+    transforms of `torch.func`. Torch's functions themselves are redirected, so it does not matter how
+    or when they were imported. It holds for the whole process, all threads included. Afterwards everything
+    is as before, also after an exception; swaps may be nested and may overlap.
+
+    Raises:
+        UnsupportedError: something else has replaced one of torch's functions already.
+
+    Example:
+        >>> import torch, covector
+        >>> from torch.func import grad
+        >>> with covector.swap():  # torch's grad knows no argnames
+        ...     grad(lambda x, *, scale: scale * x, argnames="scale")(torch.tensor(3.0), scale=torch.tensor(2.0))
+        tensor(3.)
+    """
+    with redirected(DOORS):
+        yield
+
+
+@contextmanager
+def redirected(doors: dict[str, tuple[Callable[..., Any], ...]]) -> Iterator[None]:
+    """Inside, the functions answer for those of torch that have their names."""
+    functions = {
+        f"{module}.{ours.__name__}": (getattr(import_module(module), ours.__name__), ours)
+        for module, answers in doors.items()
+        for ours in answers
+    }
+    with redirect(functions):
+        yield
+
+
+def peer(module: str, name: str) -> Callable[..., Any]:
+    """A function of torch's that covector implements, to compare with; the one place that fetches them."""
+    return undisturbed(f"{module}.{name}", getattr(import_module(module), name))
 
 
 def get_numerical_jacobian(

@@ -19,6 +19,8 @@ __all__ = [
     "BatchingWarning",
     "CovectorError",
     "CovectorWarning",
+    "EmptyError",
+    "ExclusiveOptionsError",
     "ForwardModeWarning",
     "GradcheckError",
     "InferenceModeError",
@@ -27,6 +29,7 @@ __all__ = [
     "PrecisionWarning",
     "RandomnessError",
     "ResourceError",
+    "StrictError",
     "UnsupportedError",
 ]
 
@@ -66,6 +69,18 @@ class OutputError(CovectorError, TypeError, ValueError, RuntimeError):
 
 class OptionError(CovectorError, ValueError, AssertionError):
     """The caller asked for checks that exclude each other."""
+
+
+class ExclusiveOptionsError(OptionError, NotImplementedError):
+    """The caller asked for ways of computing that exclude each other."""
+
+
+class EmptyError(ArgumentValueError, OutputError, IndexError, AssertionError):
+    """There is no tensor to differentiate, or none to differentiate by."""
+
+
+class StrictError(CovectorError, RuntimeError):
+    """The caller asked to be told (`strict=True`) when something does not depend on an input."""
 
 
 class GradcheckError(CovectorError, TorchGradcheckError):
@@ -124,3 +139,9 @@ def warn(message: str, category: type[CovectorWarning]) -> None:
 def first_sentence(error: BaseException) -> str:
     """The beginning of an error's text, without the full stop."""
     return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")[:200]
+
+
+def describe_origin(value: Any) -> str:
+    """What something is and where it comes from."""
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if name else f"an instance of {type(value).__qualname__}"

@@ -512,16 +512,6 @@ MISUSE = [
         TypeError,
         "select holds no floating-point or complex tensor",
     ),
-    (
-        lambda: covector.gradcheck(lambda s: s.to_dense(), torch.eye(2).to_sparse().requires_grad_()),
-        TypeError,
-        "s has layout torch.sparse_coo, which is not supported",
-    ),
-    (
-        lambda: covector.gradcheck(lambda x: x.to_sparse(), x),
-        ValueError,
-        "an output has layout torch.sparse_coo",
-    ),
     (lambda: covector.gradcheck(torch.sin, x.detach()), ValueError, "arg0 is torch.float64 without grad"),
 ]
 

@@ -70,6 +70,8 @@ class Survey(NamedTuple):
     """To a derivative that torch refuses: a node that leads nowhere and is no leaf, or compiled code."""
     once: bool
     """Through a custom Function whose backward is marked `once_differentiable`."""
+    custom: bool = False
+    """Through any custom Function."""
 
 
 _NOWHERE = Survey(outside=False, dead_end=False, once=False)
@@ -88,7 +90,7 @@ def survey(tensor: Tensor) -> Survey:
         return _NOWHERE
     if tensor.grad_fn is None:
         return Survey(getattr(tensor, _MARK, True), dead_end=False, once=False)
-    outside = dead_end = once = False
+    outside = dead_end = once = by_hand = False
     pending: list[Any] = [tensor.grad_fn]
     seen = set()
     while pending:
@@ -111,16 +113,21 @@ def survey(tensor: Tensor) -> Survey:
             if kind.__name__ == "CompiledFunctionBackwardBackward":
                 dead_end = True
             elif custom is not None:
+                by_hand = True
                 once = once or getattr(custom.backward, "__code__", None) is _ONCE
             else:
                 _plain.add(kind)
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once)
+    return Survey(outside or dead_end, dead_end, once, by_hand)
 
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
     """Every node of the graph behind a tensor, once."""
-    pending: list[Any] = [tensor.grad_fn]
+    return _behind(tensor.grad_fn)
+
+
+def _behind(start: Any) -> Iterator[Any]:
+    pending: list[Any] = [start]
     seen = set()
     while pending:
         node = pending.pop()
@@ -141,6 +148,23 @@ def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
     return list(dict.fromkeys(custom for custom in found if custom is not None))
 
 
+def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
+    """Whether a backward that is marked `once_differentiable` stands between the output and a variable."""
+    marked = [
+        node
+        for node in nodes(output)
+        if (custom := getattr(type(node), "_forward_cls", None)) is not None
+        and getattr(custom.backward, "__code__", None) is _ONCE
+    ]
+    inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
+    leaves = {id(variable) for variable in variables}
+    return any(
+        below in inner or id(getattr(below, "variable", None)) in leaves
+        for node in marked
+        for below in _behind(node)
+    )
+
+
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:
     """Names of the custom Functions behind these outputs that do not define this static method."""
     lacking = (c for c in custom_functions(outputs) if getattr(c, rule) is getattr(Function, rule))
@@ -154,6 +178,26 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
             if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
                 return node.name()
     return None
+
+
+def kinds(tensors: Sequence[Tensor]) -> set[type]:
+    """The types of the nodes behind these tensors. This is on the path of every linearization."""
+    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    found, seen = set(), set()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            found.add(type(node))
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    pending.append(parent)
+    return found
+
+
+def is_known(kind: type) -> bool:
+    """Whether this type of node stands for one operation of torch's own."""
+    return kind.__name__ != "CppFunction" and not hasattr(kind, "_forward_cls")
 
 
 def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
@@ -171,6 +215,18 @@ def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
                 if parent is not None:
                     pending.append(parent)
     return leaves, seen
+
+
+def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:
+    """Whether every node that gives this variable its gradient belongs to a custom Function."""
+    givers = {
+        node
+        for output in outputs
+        for node in (nodes(output) if output.grad_fn is not None else ())
+        for parent, _ in node.next_functions
+        if type(parent) is _LeafNode and parent.variable is variable
+    }
+    return bool(givers) and all(getattr(type(node), "_forward_cls", None) is not None for node in givers)
 
 
 def undefined(output: Tensor) -> Any:

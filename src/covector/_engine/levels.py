@@ -52,6 +52,26 @@ class EagerTensors:
             self._guard.__exit__(*exception)
 
 
+class GradMode:
+    """Grad mode on or off, and ordinary tensors, inside; whatever the caller's modes are."""
+
+    __slots__ = ("_before", "_eager", "_enabled")
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __enter__(self) -> Self:
+        self._eager = EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._enabled)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._set_grad_enabled(self._before)
+        if self._eager is not None:
+            self._eager.__exit__(*exception)
+
+
 class GradLevel:
     """A level on which reverse mode records; `number` tells it from the others."""
 

@@ -36,12 +36,12 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
-    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "dead_end", "once")
+    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "custom", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._connected = torch.is_grad_enabled()
         self._linked = False
-        self.dead_end = self.once = False
+        self.dead_end = self.once = self.custom = False
         self._leaves: list[Tensor] = []
         self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         torch._C._set_grad_enabled(True)
@@ -88,13 +88,19 @@ class PlainScope:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        found = graph.survey(output)
-        self.dead_end = self.dead_end or found.dead_end
-        self.once = self.once or found.once
+        found = self._survey(output)
         if self._connected and found.outside:
             self._linked = True
             return output
         return detached(output, keep_graph_of_tangent=self._connected)
+
+    def _survey(self, output: Tensor) -> graph.Survey:
+        """Where the graph behind an output leads, kept for the pulls that follow."""
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.once = self.once or found.once
+        self.custom = self.custom or found.custom
+        return found
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -103,15 +109,40 @@ class PlainScope:
         return detached(tensor, keep_graph_of_tangent=self._connected)
 
 
+class OpenScope(PlainScope):
+    """Reverse mode whose results keep their graph, also where that leads to leaves of ours alone.
+
+    To be entered with grad mode on.
+    """
+
+    __slots__ = ()
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        return detached(tensor) if tensor.is_inference() else super()._stand_in(tensor)
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Always: the graph was asked for."""
+        return True
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it: as it is."""
+        self._survey(output)
+        return output
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is."""
+        return tensor
+
+
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
-    __slots__ = ("_eager", "_grad_enabled", "_level", "dead_end", "once")
+    __slots__ = ("_eager", "_grad_enabled", "_level", "custom", "dead_end", "once")
 
     def __enter__(self) -> Self:
         self._eager = levels.EagerTensors().__enter__()
         self._level = levels.GradLevel().__enter__()
-        self.dead_end = self.once = False
+        self.dead_end = self.once = self.custom = False
         self._grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         return self
@@ -143,7 +174,9 @@ class LevelScope:
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
-        self.dead_end = self.dead_end or graph.survey(output).dead_end
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.custom = self.custom or found.custom
         return levels.unwrap_if_dead(output)
 
 
@@ -152,8 +185,8 @@ def _alias(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor) if tensor.layout is torch.strided else tensor.clone()
 
 
-def _scope() -> PlainScope | LevelScope:
-    return LevelScope() if levels.active() else PlainScope()
+def _scope(at_top: type[PlainScope] = PlainScope) -> PlainScope | LevelScope:
+    return LevelScope() if levels.active() else at_top()
 
 
 class Recording(NamedTuple):
@@ -166,12 +199,27 @@ class Recording(NamedTuple):
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
+        return self.filled(self.reach(cotangents, keep=keep))
+
+    def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
+        """What was pulled back, with zeros where there is no path."""
+        return [
+            self.scope.close(torch.zeros_like(variable)) if value is None else value
+            for value, variable in zip(pulled, self.variables, strict=True)
+        ]
+
+    def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
+        """J^T v, with None where there is no path."""
         outputs, along = [], []
         for output, cotangent in zip(self.outputs, cotangents, strict=True):
             if output.requires_grad:
                 outputs.append(output)
                 along.append(cotangent)
-        return _pull(self.scope, outputs, along, self.variables, keep=keep)
+        return _reach(self.scope, outputs, along, self.variables, keep=keep)
+
+    def only(self, position: int) -> Recording:
+        """The same run, of which one output is looked at."""
+        return self._replace(outputs=[self.outputs[position]])
 
     def is_flat(self, which: Sequence[int]) -> bool:
         """Whether the derivative of these outputs is zero, by the pullback of ones."""
@@ -183,26 +231,23 @@ class Recording(NamedTuple):
             return not any(bool((value != 0).any()) for value in self.pull(ones))
 
 
-def _pull(
+def _reach(
     scope: PlainScope | LevelScope,
     outputs: list[Tensor],
     cotangents: list[Tensor],
     variables: list[Tensor],
     *,
     keep: bool,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     if not outputs:
-        return [scope.close(torch.zeros_like(variable)) for variable in variables]
+        return [None] * len(variables)
     if scope.dead_end:
         raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
     record = scope.must_record(cotangents)
     pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
     if record and scope.once:
         pulled = [None if value is None else graph.refused(value, variables) for value in pulled]
-    return [
-        scope.close(torch.zeros_like(variable) if value is None else value)
-        for variable, value in zip(variables, pulled, strict=True)
-    ]
+    return [None if value is None else scope.close(value) for value in pulled]
 
 
 def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
@@ -211,13 +256,42 @@ def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluatio
     return Evaluation(outputs, evaluation.spec, aux, evaluation.aux_spec)
 
 
-def record(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Recording:
+def record(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
-    with _scope() as scope:
+    with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
     variables = [inner[index] for index in chosen]
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+
+
+def record_gradient(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Recording:
+    """Run a scalar function and its backward once; the outputs are the gradients, the value is aux.
+
+    A gradient without a path to it is a zero that requires no grad.
+    """
+    with _scope(at_top) as scope:
+        inner = scope.open(leaves, chosen)
+        evaluation = run(inner)
+        variables = [inner[index] for index in chosen]
+        (value,) = evaluation.outputs
+        pulled: Sequence[Tensor | None] = [None] * len(variables)
+        if value.requires_grad:
+            along = torch.ones_like(value, requires_grad=False)
+            pulled = graph.backward([value], [along], variables, keep=True, record=True)
+        gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
+    shown = scope.hand_out(value)
+    if scope.custom:
+        # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
+        if graph.once_on_the_way(value, variables):
+            raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
+        for gradient in gradients:
+            scope.hand_out(gradient)
+    return Recording(Evaluation(gradients, evaluation.spec, [shown], None), gradients, variables, scope)
 
 
 @dataclass(frozen=True)
@@ -232,21 +306,21 @@ class Linearization:
     _scope: PlainScope | LevelScope
 
     def is_adjoint(self) -> bool:
-        """Whether <u, J^T v> = <J u, v> for u = 1 and the recorded v = 1, as far as numbers can tell.
+        """Whether <u, J^T v> = <J u, v> for some u and the recorded v = 1, as far as numbers can tell.
 
         Some backwards of torch's give no derivative by their cotangent, silently; this finds them.
         """
-        ones = [None if p is None else torch.ones_like(p, requires_grad=False) for p in self._pulled]
-        along = [torch.zeros(0) if u is None else u for u in ones]
+        along = [torch.zeros(0) if p is None else _uneven(p) for p in self._pulled]
         with torch.no_grad():
             try:
                 pushed = self.push(along)
             except RuntimeError:
                 return False
             try:
-                pulled = sum(_total(p) for p in self._pulled if p is not None)
+                products = [u * p for u, p in zip(along, self._pulled, strict=True) if p is not None]
+                pulled = sum(_total(product) for product in products)
                 total = sum(_total(image) for image in pushed)
-                size = sum(float(image.abs().sum()) for image in pushed) + abs(pulled)
+                size = sum(float(term.abs().sum()) for term in (*products, *pushed))
             except RuntimeError:  # the values cannot be looked at, as when the call is being traced
                 return True
         return not abs(pulled - total) > 1e-2 * size
@@ -261,6 +335,17 @@ class Linearization:
 
     def push(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         """J u, as the derivative of v -> J^T v with respect to v, applied to u."""
+        return self.filled(self.reach(tangents))
+
+    def filled(self, images: Sequence[Tensor | None]) -> list[Tensor]:
+        """What was pushed forward, with zeros where there is no path."""
+        return [
+            self._scope.close(torch.zeros_like(output)) if image is None else image
+            for output, image in zip(self.evaluation.outputs, images, strict=True)
+        ]
+
+    def reach(self, tangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
+        """J u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
             for pulled, tangent in zip(self._pulled, tangents, strict=True)
@@ -268,20 +353,29 @@ class Linearization:
         ]
         variables = [cotangent for cotangent in self._cotangents if cotangent is not None]
         along = [tangent for _, tangent in pairs]
-        pushed = iter(_pull(self._scope, [p for p, _ in pairs], along, variables, keep=True))
-        return [
-            torch.zeros_like(output) if cotangent is None else next(pushed)
-            for output, cotangent in zip(self.evaluation.outputs, self._cotangents, strict=True)
-        ]
+        pushed = iter(_reach(self._scope, [p for p, _ in pairs], along, variables, keep=keep))
+        return [None if cotangent is None else next(pushed) for cotangent in self._cotangents]
+
+    def pulled(self) -> list[Tensor | None]:
+        """J^T applied to ones, for each variable; None where no output leads to it."""
+        return self._pulled
+
+
+def _uneven(tensor: Tensor) -> Tensor:
+    """A direction like this tensor, along which what sums to zero does not vanish."""
+    steps = torch.linspace(1, 2, tensor.numel(), dtype=torch.float64, device=tensor.device)
+    return steps.reshape(tensor.shape).to(tensor.dtype)
 
 
 def _total(tensor: Tensor) -> float:
     return float(tensor.detach().sum().real)
 
 
-def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Linearization:
+def linearize(
+    run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
+) -> Linearization:
     """Run the function and its pullback once, and keep the graph of the pullback."""
-    with _scope() as scope:
+    with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
         variables = [inner[index] for index in chosen]
@@ -295,9 +389,26 @@ def linearize(run: Run, leaves: Sequence[Any], chosen: Sequence[int]) -> Lineari
         pulled: Sequence[Tensor | None] = [None] * len(variables)
         if outputs:
             pulled = graph.backward(outputs, along, variables, keep=True, record=True)
-        obstacle = graph.first_undifferentiable([tensor for tensor in pulled if tensor is not None])
     closed = _closed(scope, evaluation)
-    linear = Linearization(closed, obstacle, evaluation.outputs, list(pulled), cotangents, scope)
-    if obstacle is None and isinstance(scope, PlainScope) and not linear.is_adjoint():
+    linear = Linearization(closed, None, evaluation.outputs, list(pulled), cotangents, scope)
+    kinds = graph.kinds(outputs)
+    return linear if kinds <= _proven else _examined(linear, kinds)
+
+
+# Types of node whose backward is known to have a derivative, and to have all of it.
+_proven: set[type] = set()
+
+
+def _examined(linear: Linearization, kinds: set[type]) -> Linearization:
+    """The linearization, with the obstacle to its being pushed through if there is one."""
+    pulled = [tensor for tensor in linear.pulled() if tensor is not None]
+    obstacle = graph.first_undifferentiable(pulled)
+    if obstacle is not None:
+        return replace(linear, obstacle=obstacle)
+    if levels.active():  # the values cannot be looked at
+        return linear
+    if not linear.is_adjoint():
         return replace(linear, obstacle="a backward that loses part of its own derivative")
+    if any(bool((tensor != 0).any()) for tensor in pulled):
+        _proven.update(kind for kind in kinds if graph.is_known(kind))
     return linear

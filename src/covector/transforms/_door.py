@@ -113,7 +113,7 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
         try:
             returned = function(*args, **kwargs)
         except RuntimeError as error:
-            raise _explained(caller, error) from error
+            raise explained(caller, error) from error
         aux: list[Any] = []
         aux_spec = None
         if has_aux:
@@ -132,7 +132,7 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
     return run
 
 
-def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
+def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     """The error itself, or ours where torch's does not say what to do."""
     if "nference tensor" in str(error):
         return InferenceModeError(

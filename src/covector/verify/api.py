@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from covector._chart import Sampled, has_chart
+from covector._chart import Chart, Sampled, kind_of, refusal
 from covector._engine import graph, reverse
 from covector._engine.levels import EagerTensors
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
@@ -20,9 +20,11 @@ from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     Caller,
+    CovectorError,
     GradcheckError,
     OptionError,
     PrecisionWarning,
+    UnsupportedError,
     warn,
 )
 from covector.transforms._door import summary
@@ -31,6 +33,7 @@ from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
 from covector.verify.diagnose import diagnosed
 from covector.verify.exhibit import Source
+from covector.verify.maps import missing_kernel
 from covector.verify.problem import NAMED, Problem, Tolerance, is_differentiable, quiet
 from covector.verify.report import Outcome, Report
 from covector.verify.reproduce import Call, code
@@ -57,6 +60,7 @@ def check(
     kinks: Literal["fail", "pass"] = "fail",
     probes: int = 4,
     max_entries: int | None = None,
+    masked: bool = False,
     seed: int = 0,
 ) -> Report:
     """Compare the derivatives of a function with differences, and report what was found.
@@ -85,6 +89,8 @@ def check(
         probes: along how many vectors of random signs to difference, in fast mode.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
+        masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every
+            element is, and the function gets inputs that specify all of them (see docs/sparse.md).
         seed: of everything random here.
 
     Returns:
@@ -108,6 +114,7 @@ def check(
         reverse=check_backward_ad,
         forward=check_forward_ad,
         undefined=check_undefined_grad,
+        masked=bool(masked),
         dtypes=check_grad_dtypes,
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
@@ -153,7 +160,7 @@ def gradcheck(
     Drop-in for `torch.autograd.gradcheck`: the same keywords, the same verdicts, in a fraction of the
     time, and an error that names the entries that are wrong. The keywords are described at `check`, which
     gives a report; `raise_exception=False` returns False instead of raising. Of a module only the inputs
-    are checked, as in torch. `masked` has no meaning for strided inputs, and no others are taken.
+    are checked, as in torch. Inputs and outputs may be sparse.
 
     Raises:
         GradcheckError: the derivative was not proved right; its `report` says what was found.
@@ -172,6 +179,7 @@ def gradcheck(
         reverse=check_backward_ad,
         forward=check_forward_ad,
         undefined=check_undefined_grad,
+        masked=bool(masked),
         dtypes=check_grad_dtypes,
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
@@ -227,6 +235,7 @@ def gradgradcheck(
         reverse=check_rev_over_rev,
         forward=check_fwd_over_rev,
         undefined=check_undefined_grad,
+        masked=bool(masked),
         dtypes=check_grad_dtypes,
         batched=check_batched_grad,
     )
@@ -234,7 +243,7 @@ def gradgradcheck(
     _checked("gradgradcheck", options)
     given = _as_tuple(inputs)
     with unchanged(func):
-        first = Problem(caller, _arguments(caller, given))
+        first = Problem(caller, _arguments(caller, given), masked=options.masked)
         cotangents = _as_tuple(grad_outputs)
         if grad_outputs is None:
             cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
@@ -243,7 +252,14 @@ def gradgradcheck(
         extra = () if grad_outputs is None else ("grad_outputs=grad_outputs",)
         scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
         call = Call("gradgradcheck", func, given, {}, extra + scattered)
-        report = _report(backward, arguments, options, call, first)
+        try:
+            report = _report(backward, arguments, options, call, first)
+        except RuntimeError as error:
+            if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
+                raise
+            raise UnsupportedError(
+                f"{caller}: torch cannot differentiate this backward, it does not have {missing}."
+            ) from error
     return _answer(report, raise_exception)
 
 
@@ -325,11 +341,8 @@ def _arguments(
             "complex. To check a module by its parameters, use check."
         )
     for position, tensor in enumerate(arguments.primals()):
-        if not has_chart(tensor):
-            raise ArgumentTypeError(
-                f"{caller}: {arguments.paths(caller.function)[position]} has layout {tensor.layout}, which "
-                "is not supported; pass a strided tensor and convert it inside the function."
-            )
+        if (reason := refusal(tensor)) is not None:
+            raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
         if tensor.layout is torch.strided and any(
             stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
         ):
@@ -354,7 +367,7 @@ def _kinds(caller: Caller, arguments: Arguments) -> str:
     """Each leaf of a call, and what it is."""
     arguments.select(arguments.slots, single=False)
     kinds = [
-        f"{leaf.dtype} without grad" if isinstance(leaf, Tensor) else type(leaf).__name__
+        f"{kind_of(leaf)} without grad" if isinstance(leaf, Tensor) else type(leaf).__name__
         for leaf in arguments.leaves
     ]
     named = zip(arguments.paths(caller.function), kinds, strict=True)
@@ -385,7 +398,14 @@ def _report(
     started = time.perf_counter()
     with unchanged(caller.function):
         closes_over = first is not None and first.closes_over
-        problem = Problem(caller, arguments, options.max_entries, options.tol.seed, in_place=closes_over)
+        problem = Problem(
+            caller,
+            arguments,
+            options.max_entries,
+            options.tol.seed,
+            in_place=closes_over,
+            masked=options.masked,
+        )
         if first is not None:
             problem.name_after(first)
         if problem.coarse:
@@ -472,12 +492,17 @@ def _random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Te
     """Random cotangents for each differentiable output, on request not contiguous."""
     generator = torch.Generator().manual_seed(seed)
     outputs = problem.graph_outputs if problem.differentiable else []
-    return tuple(_random_like(output, generator, scattered).requires_grad_() for output in outputs)
+    places = Chart.around(outputs, masked=problem.masked, is_output=True).places
+    drawn = [(place, place.random(generator)) for place in places]
+    return tuple(
+        (_scattered(value) if scattered and place.has_strides else value).requires_grad_()
+        for place, value in drawn
+    )
 
 
-def _random_like(output: Tensor, generator: torch.Generator, scattered: bool) -> Tensor:
-    value = torch.randn(output.shape, dtype=output.dtype, generator=generator).to(output.device)
-    if not scattered or value.dim() == 0:
+def _scattered(value: Tensor) -> Tensor:
+    """The same numbers, not contiguous."""
+    if value.dim() == 0:
         return value
     return (
         value.movedim(0, -1).contiguous().movedim(-1, 0)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled, dense
+from covector._chart import Chart, Sampled, ShapeChange, same_numbers, values_of
 from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError, first_sentence
-from covector.verify.compare import compare
+from covector.verify.compare import bisect, compare
 from covector.verify.derivatives import Derivatives, normal
 from covector.verify.diagnose import failed, finding
-from covector.verify.maps import Matrix, ReverseMap
+from covector.verify.maps import Matrix, ReverseMap, missing_kernel
 from covector.verify.probes import compare_pushes
-from covector.verify.problem import Impure, ShapeChange
+from covector.verify.problem import Impure
 from covector.verify.report import Finding, Outcome
 
 # How often the backward is run once two runs have differed.
@@ -102,23 +102,46 @@ def no_derivative(d: Derivatives) -> Finding:
 
 
 def gradient_kind(d: Derivatives) -> Finding:
-    """Each gradient has the dtype, shape, device and layout of its input."""
+    """Each gradient has the dtype, shape, device and layout of its input, and its elements."""
+    name, remarks = "gradient kind", []
     words = ("shape", "device", "layout", "dtype") if d.options.dtypes else ("shape", "device", "layout")
-    for index, (variable, value) in enumerate(zip(d.problem.variables, d.pulled, strict=True)):
+    for index, (place, value) in enumerate(zip(d.problem.inputs.places, d.pulled, strict=True)):
         if value is None:
             continue
-        for word in words:
-            got, expected = getattr(value, word), getattr(variable, word)
-            if got != expected:
-                name = d.problem.input_names[index]
-                return failed(
-                    "gradient kind", f"the gradient for {name} has {word} {got}, expected {expected}"
-                )
-    return Finding("gradient kind", Outcome.PASSED)
+        if (flaw := place.flaw(value, words)) is not None:
+            what = f"the gradient for {d.problem.input_names[index]} {flaw.text}"
+            # Of torch's own operations the layout of a gradient is known, and its numbers are right.
+            if not flaw.tolerable or graph.only_custom(d.problem.graph_outputs, d.problem.variables[index]):
+                return failed(name, what)
+            remarks.append(what)
+        if (missing := place.unspecified(value)) and (where := _lacking(d, missing)):
+            return failed(
+                name,
+                f"the gradient for {d.problem.input_names[index]} does not specify {where}, by which the "
+                "derivative is not zero",
+                "Without a mask every element is a variable: give the gradient of each, or pass masked=True.",
+            )
+    return Finding(name, Outcome.PASSED, "; ".join(remarks))
+
+
+def _lacking(d: Derivatives, missing: list[int]) -> str | None:
+    """The first of these coordinates by which the outputs do move, along the random cotangent."""
+    problem, members = d.problem, torch.tensor(missing)
+    if isinstance(problem.inputs, Sampled):
+        members = torch.isin(problem.inputs.kept, members).nonzero().flatten()
+    move = torch.zeros(1, problem.inputs.size, dtype=torch.float64)
+    steps = problem.step(d.options.tol.eps) * normal(problem.inputs.size, d.options.tol.seed)
+    move[0, members] = steps[members]
+    slope = problem.differences(move)[0] / d.options.tol.eps
+    if members.numel() == 0 or not (slope.abs() > d.options.tol.atol).any():
+        return None
+    nothing = torch.zeros(problem.inputs.size, dtype=torch.float64)
+    column = bisect(problem, members, nothing, normal(problem.outputs.size, d.options.tol.seed))
+    return problem.inputs.label(column, problem.input_names)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(dense(a), dense(b)))
+    return a is b or (a is not None and b is not None and same_numbers(a, b))
 
 
 def determinism(d: Derivatives) -> Finding:
@@ -160,7 +183,7 @@ def linearity(d: Derivatives) -> Finding:
         )
     if d.is_linear():
         return Finding(name, Outcome.PASSED)
-    negative = d.pull([-t for t in d.cotangents])
+    negative = d.pull(d.opposite)
     odd = d.close(negative, -d.pulled_coordinates, d.pulled_coordinates.abs() + 1)
     what = "the pullback of a sum is not the sum of the pullbacks"
     if not odd:
@@ -181,7 +204,8 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         if len(missing) < len(outputs):
             which = f"the cotangent of {problem.output_names[missing[0]]}"
         through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
-        zeros = [torch.zeros_like(c) if i in missing else c for i, c in enumerate(d.cotangents)]
+        pairs = enumerate(zip(d.zeros, d.cotangents, strict=True))
+        zeros = [zero if i in missing else cotangent for i, (zero, cotangent) in pairs]
         try:
             pulled = ReverseMap(problem, through).pull(zeros)
         except Exception as error:
@@ -190,13 +214,30 @@ def undefined_cotangents(d: Derivatives) -> Finding:
                 f"the backward fails when {which} is undefined: {first_sentence(error)}",
                 "A cotangent may be None: treat it as zero, or pass check_undefined_grad=False.",
             )
-        if all(value is None or not dense(value).any() for value in pulled) and len(missing) == len(outputs):
+        nothing = all(value is None or not values_of(value).any() for value in pulled)
+        if nothing and len(missing) == len(outputs):
             continue
         got = d.filled(pulled)
         expected = torch.zeros_like(got) if len(missing) == len(outputs) else d.pull(zeros)
         if not d.close(got, expected, expected.abs() + 1):
             return failed(name, f"when {which} is undefined the gradient is not that of a zero cotangent")
     return Finding(name, Outcome.PASSED)
+
+
+def unspecified_cotangents(d: Derivatives) -> Finding:
+    """A cotangent that leaves zeros out is the same as one that specifies them."""
+    problem, name = d.problem, "unspecified cotangents"
+    coordinates = normal(problem.outputs.places[-1].stop, d.options.tol.seed)
+    pairs = [place.halved(coordinates[place.start : place.stop]) for place in problem.outputs.places]
+    expected, got = (d.pull([pair[i] for pair in pairs]) for i in (0, 1))
+    if d.close(got, expected, expected.abs() + 1):
+        return Finding(name, Outcome.PASSED)
+    return failed(
+        name,
+        "the gradient depends on which zeros of the cotangent are specified",
+        "The backward reads the values of grad_output without its indices; a cotangent need not specify "
+        "the same elements as the output.",
+    )
 
 
 def undefined_tangents(d: Derivatives) -> Finding:
@@ -227,6 +268,8 @@ def batched_forward(d: Derivatives) -> Finding:
 
 
 def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -> Finding:
+    if layouts := d.problem.inputs.sparse_layouts + d.problem.outputs.sparse_layouts:
+        raise UnsupportedError(f"torch has no vmap over tensors of layout {', '.join(layouts)}")
     stacks = chart.from_coords(normal(2 * chart.size, d.options.tol.seed).reshape(2, chart.size))
     expected = looped(apply, stacks)
     try:
@@ -271,6 +314,10 @@ def _neither(d: Derivatives) -> bool:
     return not d.problem.differentiable
 
 
+def _unmasked(d: Derivatives) -> bool:
+    return not d.options.masked and not d.problem.outputs.can_batch
+
+
 CHECKS = (
     Check("no derivative", _neither, no_derivative),
     Check("reverse mode", _reverse, reverse_mode),
@@ -280,6 +327,7 @@ CHECKS = (
     Check("determinism", _reverse, determinism),
     Check("linearity", _reverse, linearity),
     Check("undefined cotangents", _reverse, undefined_cotangents, lambda d: d.options.undefined),
+    Check("unspecified cotangents", _reverse, unspecified_cotangents, _unmasked),
     Check("undefined tangents", _forward, undefined_tangents, lambda d: d.options.undefined),
     Check("batched gradients", _reverse, batched_reverse, lambda d: d.options.batched),
     Check("batched forward gradients", _forward, batched_forward, lambda d: d.options.batched_forward),
@@ -320,6 +368,10 @@ def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
             if isinstance(error, CovectorError | ShapeChange | Impure) or error is d.problem.raised:
                 raise
             d.raised = error
+            if (missing := missing_kernel(error)) is not None:
+                findings.append(Finding(check.name, Outcome.UNSUPPORTED, f"torch does not have {missing}"))
+                out.add(check.mode)
+                continue
             findings.append(failed(check.name, f"the derivative raised {type(error).__name__}: {error}"))
             out.add(check.mode)
         if d.options.brief and findings[-1].outcome is not Outcome.PASSED:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covector.verify.directions import FEW_COLUMNS, Groups, coloured, singly
+from covector.verify.directions import FEW_COLUMNS, FEW_IN_A_LOOP, Groups, coloured, singly
 from covector.verify.maps import Matrix
 from covector.verify.problem import NotBatchable, Problem, Tolerance, within
 from covector.verify.report import Entry, Mismatch, Outcome
@@ -65,14 +65,19 @@ def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     try:
         few = problem.batchable and analytic.shape[1] <= FEW_COLUMNS
         if not few and analytic.listed:
-            groups = coloured(analytic.entries.rows, analytic.entries.columns, analytic.shape, tol.seed)
+            groups = _coloured(analytic, tol, FEW_COLUMNS if problem.batchable else FEW_IN_A_LOOP)
         suspects = _first_look(problem, analytic, groups, tol, loop=not few)
     except NotBatchable:
-        groups = coloured(analytic.entries.rows, analytic.entries.columns, analytic.shape, tol.seed)
+        groups = _coloured(analytic, tol, FEW_IN_A_LOOP)
         suspects = _first_look(problem, analytic, groups, tol)
     if suspects.row.numel() == 0:
         return verdict
     return _second_look(problem, analytic, groups, suspects, tol, verdict)
+
+
+def _coloured(analytic: Matrix, tol: Tolerance, few: int) -> Groups:
+    rows, columns, _ = analytic.entries
+    return coloured(rows, columns, analytic.shape, tol.seed, few)
 
 
 def directions(groups: Groups, step: Tensor, first: int, last: int) -> Tensor:

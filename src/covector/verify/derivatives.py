@@ -37,6 +37,7 @@ class Options:
     reverse: bool = True
     forward: bool = False
     undefined: bool = True
+    masked: bool = False
     dtypes: bool = False
     batched: bool = False
     batched_forward: bool = False
@@ -106,6 +107,16 @@ class Derivatives:
     @cached_property
     def _cotangent(self) -> Tensor:
         return weights(self.problem.outputs.size, self.options.tol.seed)
+
+    @cached_property
+    def opposite(self) -> list[Tensor]:
+        """Its negative."""
+        return self.problem.outputs.from_coords(-self._cotangent)
+
+    @cached_property
+    def zeros(self) -> list[Tensor]:
+        """A cotangent of zero."""
+        return self.problem.outputs.from_coords(torch.zeros_like(self._cotangent))
 
     @cached_property
     def pulled(self) -> list[Tensor | None]:
@@ -214,7 +225,7 @@ class Derivatives:
         known = None if self._sampling else self.matrix.of_zero
         if known is not None:
             return known
-        return self.pull([torch.zeros_like(t) for t in self.problem.graph_outputs])
+        return self.pull(self.zeros)
 
     def _draw(self, reverse: ReverseMap) -> Probes:
         return draw(self.problem, reverse, _COMBINATIONS, self.options.tol.seed + 1)

@@ -14,6 +14,9 @@ _WORTH = 0.5
 
 # Up to this many columns, one batch of all is cheaper than finding colours.
 FEW_COLUMNS = 64
+
+# The same where there are no batches.
+FEW_IN_A_LOOP = 4
 _MOST_CLASSES = 50_000
 
 
@@ -42,16 +45,18 @@ def singly(size: int) -> Groups:
     return Groups(torch.arange(size), torch.ones(size, dtype=torch.float64), size)
 
 
-def coloured(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -> Groups:
+def coloured(
+    rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int, few: int = FEW_COLUMNS
+) -> Groups:
     """Groups for the pattern with entries at these rows and columns, or single columns if no better."""
     height, width = shape
-    if width <= 1 or (width <= FEW_COLUMNS and rows.numel() > height):
+    if width <= 1 or (width <= few and rows.numel() > height):
         return singly(width)
     per_row = torch.bincount(rows, minlength=max(height, 1))
     densest = int(per_row.max()) if rows.numel() else 0
     if densest <= 1:
         return _weighted(torch.zeros(width, dtype=torch.int64), 1, seed)
-    if densest > _WORTH * width or width <= FEW_COLUMNS:
+    if densest > _WORTH * width or width <= few:
         return singly(width)
     colour, count = _colour_classes(rows.numpy(), columns.numpy(), height, width, seed)
     if count > _WORTH * width:

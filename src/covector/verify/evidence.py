@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Place, Sampled
+from covector._chart import AnyPlace, Chart, Sampled
 from covector.verify.compare import unit
 from covector.verify.derivatives import Derivatives
 from covector.verify.maps import Matrix, chunk_of
@@ -59,17 +59,17 @@ class Part:
     """One tensor among the inputs or outputs: its name, its shape in real coordinates, its range."""
 
     name: str
-    place: Place
+    place: AnyPlace
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as the user knows it."""
-        return tuple(self.place.shape)
+        """The shape in which its elements are looked at; those of a sparse tensor are a list."""
+        return self.place.real_shape[:-1] if self.is_complex else self.place.real_shape
 
     @property
     def is_complex(self) -> bool:
         """Whether each element takes two coordinates."""
-        return len(self.place.real_shape) > len(self.place.shape)
+        return self.place.dtype.is_complex
 
     def label(self, coordinate: int) -> str:
         """How a person would write a coordinate of this tensor."""

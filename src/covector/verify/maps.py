@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -9,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart import dense
 from covector._engine import forward, graph
 from covector._linear import LinearMap, missing_forward_rule
 from covector._tree import Evaluation, flatten
@@ -35,6 +35,8 @@ class _QuietMap(LinearMap):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.caller)
         self.problem = problem
+        if not (problem.inputs.can_batch and problem.outputs.can_batch):
+            self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
     def _lowered(self, reason: str) -> None:
         self.batching = self.batching.down("loop", reason)
@@ -63,12 +65,8 @@ class ReverseMap(_QuietMap):
 
     def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
         """Gradients in strided layout, zeros where there is none."""
-        return [
-            torch.zeros(variable.shape, dtype=variable.dtype, device=variable.device)
-            if value is None
-            else dense(value)
-            for variable, value in zip(self.problem.variables, pulled, strict=True)
-        ]
+        places = self.problem.inputs.places
+        return [place.strided(value) for place, value in zip(places, pulled, strict=True)]
 
 
 class ForwardMap(_QuietMap):
@@ -89,6 +87,12 @@ class ForwardMap(_QuietMap):
                 "see; pass them as arguments"
             )
 
+        if layouts := problem.inputs.sparse_layouts:
+            raise UnsupportedError(
+                f"torch has no forward mode for inputs of layout {', '.join(layouts)}: such a tensor takes "
+                "no tangent"
+            )
+
         def run(leaves: list[Tensor]) -> Evaluation:
             outputs, _ = flatten(problem.call(leaves))
             return Evaluation([outputs[i] for i in problem.kept], problem.spec, [], None)
@@ -97,7 +101,7 @@ class ForwardMap(_QuietMap):
         try:
             pushed = forward.push(run, primals, chosen, tangents)
         except NotImplementedError as error:
-            operation = missing_forward_rule(error)
+            operation = missing_forward_rule(error) or missing_kernel(error)
             if operation is None:
                 raise
             names = graph.functions_without("jvp", problem.graph_outputs)
@@ -107,7 +111,39 @@ class ForwardMap(_QuietMap):
                     "check_forward_ad out"
                 ) from error
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
-        return [tangent.detach() for tangent in pushed.filled()]
+        filled = zip(problem.outputs.places, pushed.filled(), strict=True)
+        return [place.strided(tangent.detach()) for place, tangent in filled]
+
+
+# What torch says when it does not have an operation for sparse tensors, or not its derivative.
+_LACKING = {
+    r"Could not run '([^']+)' with arguments from the '(Sparse\w+)' backend": r"\1 on \2 tensors",
+    r"derivative for (aten::_sparse\w+) is not implemented": r"a derivative of \1",
+    r"(\w+) does not support automatic differentiation for outputs with complex dtype": (
+        r"a derivative of \1 for complex numbers"
+    ),
+    r"Sparse (\w+) tensors do not have (strides|is_contiguous)": (
+        r"an operation of this backward on \1 tensors"
+    ),
+    r"conversion from (Sparse\w*) to (Sparse\w+) for input tensors with sparse_dim\(\)!=2": (
+        r"a conversion from \1 to \2 with batch dimensions"
+    ),
+    r"Expect the same number of specified elements per batch": (
+        "a batch of compressed tensors that differ in their number of elements"
+    ),
+    r"unsupported tensor layout: (Sparse\w+)": r"an operation of this backward on \1 tensors",
+    r"Sparse division requires a scalar": "a division by a sparse tensor",
+    r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
+}
+
+
+def missing_kernel(error: Exception) -> str | None:
+    """The operation that torch does not have for sparse tensors, if that is what this error says."""
+    text = str(error)
+    for said, meant in _LACKING.items():
+        if found := re.search(said, text):
+            return found.expand(meant)
+    return None
 
 
 class Entries(NamedTuple):

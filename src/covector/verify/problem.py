@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from covector._chart import Chart, Sampled, dense, has_chart, sampled
+from covector._chart import Chart, Sampled, ShapeChange, dense, is_sparse, moved, refusal, sampled, values_of
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._tree import Arguments, flatten, leaf_paths
-from covector.errors import Caller, OutputError
+from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 
 # A batch of evaluations holds at most this many numbers of input and output.
@@ -59,10 +59,6 @@ def within(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> b
     with np.errstate(all="ignore"):
         error = abs(got - expected)
         return bool(error.max() <= atol) or bool((error - rtol * abs(expected)).max() <= atol)
-
-
-class ShapeChange(Exception):
-    """The shape of an output depends on the values of the inputs."""
 
 
 class Impure(Exception):
@@ -101,25 +97,29 @@ class Problem:
         seed: int = 0,
         *,
         in_place: bool = False,
+        masked: bool = False,
     ) -> None:
         self.caller = caller
         self.arguments = arguments
         self.evaluations = 0
         self.raised: BaseException | None = None
         self._subclasses = any(type(t) not in (Tensor, Parameter) for t in arguments.primals())
-        self._batchable = not self._subclasses
+        self._batchable = not self._subclasses and not any(map(_is_sparse, arguments.leaves))
         self._batch_trusted = False
         self._randomness = "error"
         self._pure = False
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
-        self._most, self._seed = max_entries, seed
-        whole = Chart.of(self.originals)
-        base = whole.to_coords([t.detach() for t in self.originals]).to(torch.float64)
+        self._most, self._seed, self.masked = max_entries, seed, masked
+        whole = Chart.around(self.originals, masked=masked)
+        base = whole.point(self.originals).to(torch.float64)
         self.inputs = sampled(whole, max_entries, None, seed)
         self._point_chart = sampled(whole, max_entries, base, seed)
         self.point = base[self.inputs.kept] if isinstance(self.inputs, Sampled) else base
-        self.variables = [self._variable(tensor) for tensor in self.originals]
+        self.variables = [
+            place.stand_in(tensor).requires_grad_()
+            for place, tensor in zip(whole.places, self.originals, strict=True)
+        ]
         self._others = list(arguments.leaves)
         for index in set(range(len(self._others))) - set(arguments.chosen):
             self._others[index] = _guarded(self._others[index])
@@ -130,8 +130,10 @@ class Problem:
             if "out of bounds for storage" not in str(error):
                 raise
             in_place, returned = True, None
+        self._refuse(returned)
         self.closes_over = in_place or self._closes_over(returned)
         if self.closes_over:
+            self._refuse_materialised()
             self.variables = self.originals
             self._others = list(arguments.leaves)
             returned = self._record()
@@ -140,14 +142,17 @@ class Problem:
         if self.low_precision:
             self._lift()
 
-    def _variable(self, tensor: Tensor) -> Tensor:
-        copy = tensor.detach().clone()
-        if tensor.layout is torch.strided and copy.stride() != tensor.stride():
-            # A backward may be wrong for just these strides.
-            copy = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            ).copy_(tensor.detach())
-        return copy.requires_grad_()
+    def _refuse_materialised(self) -> None:
+        if self.inputs.sparse_layouts and not self.masked:
+            raise UnsupportedError(
+                f"{self.caller}: the function uses a sparse tensor from outside in place of its input, which "
+                "specifies too few elements for masked=False; pass it as an argument, or masked=True."
+            )
+
+    def _refuse(self, returned: Any) -> None:
+        for leaf in flatten(returned)[0]:
+            if is_differentiable(leaf) and (reason := refusal(leaf, is_output=True)) is not None:
+                raise OutputError(f"{self.caller}: an output {reason}")
 
     def _take(self, returned: Any) -> None:
         leaves, self.spec = flatten(returned)
@@ -156,19 +161,15 @@ class Problem:
                 f"{self.caller}: the function must return tensors, got {summary(returned)}. Did it call "
                 ".item(), or forget to return?"
             )
-        for leaf in leaves:
-            if is_differentiable(leaf) and not has_chart(leaf):
-                raise OutputError(
-                    f"{self.caller}: an output has layout {leaf.layout}, which is not supported; return its "
-                    ".to_dense() (with masked_grad=, for a sparse one)."
-                )
         self._returned = returned
         self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
         self.differentiable = bool(self.kept)
         if not self.differentiable:
             self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf)]
         self.graph_outputs: list[Tensor] = [leaves[i] for i in self.kept]
-        self.outputs = sampled(Chart.of(self.graph_outputs), self._most, None, self._seed)
+        whole = Chart.around(self.graph_outputs, masked=self.masked, is_output=True)
+        self.outputs = sampled(whole, self._most, None, self._seed)
+        self._batchable = self._batchable and self.outputs.can_batch
 
     @property
     def rounding(self) -> float:
@@ -223,8 +224,8 @@ class Problem:
         except Exception:  # the function refuses: it is differenced as it is
             return
         if all(is_differentiable(leaf) and torch.finfo(leaf.dtype).eps <= _DOUBLE for leaf in kept):
-            whole = Chart.of(primals)
-            base = whole.to_coords(primals)
+            whole = Chart.around(primals, masked=self.masked)
+            base = whole.point(primals)
             self._point_chart = sampled(whole, self._most, base, self._seed)
             self._point_others = others
             self._lifted = True
@@ -297,10 +298,10 @@ class Problem:
         if not self._captures() and all(id(variable) in leaves for variable in self.variables):
             return False
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
-        away = [tensor.detach() + 1 for tensor in self.originals]
+        away = [moved(tensor) for tensor in self.originals]
         with torch.no_grad(), shifted(self.originals, away):
-            moved = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
-        return not all(map(_same, [t.detach() for t in outputs], [t.detach() for t in moved]))
+            there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
+        return not all(map(_same, [t.detach() for t in outputs], [t.detach() for t in there]))
 
     def _captures(self) -> bool:
         """Whether one of the caller's tensors stands in the closure of the function."""
@@ -322,7 +323,7 @@ class Problem:
         leaves, _ = flatten(self.call(self._like_originals(primals), others))
         kept = [leaves[i] for i in self.kept] if len(leaves) > max(self.kept, default=-1) else []
         if len(kept) < len(self.kept) or any(
-            t.shape != place.shape for t, place in zip(kept, self.outputs.places, strict=True)
+            not place.fits(t) for t, place in zip(kept, self.outputs.places, strict=True)
         ):
             raise ShapeChange(
                 "the function returns other shapes at a nearby point: "
@@ -456,14 +457,15 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """The caller's tensors hold other values inside, and exactly their own again afterwards."""
-    kept = [tensor.detach().clone() for tensor in tensors]
+    held = [values_of(tensor.data) for tensor in tensors]
+    kept = [numbers.clone() for numbers in held]
     try:
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.data.copy_(value)
+        for numbers, value in zip(held, values, strict=True):
+            numbers.copy_(values_of(value))
         yield
     finally:
-        for tensor, value in zip(tensors, kept, strict=True):
-            tensor.data.copy_(value)
+        for numbers, value in zip(held, kept, strict=True):
+            numbers.copy_(value)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -472,6 +474,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if a.dtype is torch.complex32:  # for which torch has no comparison
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and is_sparse(leaf)
 
 
 def _filled(cell: Any) -> bool:

@@ -57,6 +57,7 @@ _KEYWORDS: dict[str, tuple[tuple[str, Callable[[Options], Any]], ...]] = {
         ),
         ("fast_mode", lambda o: o.fast),
         ("kinks", lambda o: o.tol.kinks),
+        ("masked", lambda o: o.masked),
         *(
             (("probes", lambda o: o.probes), ("max_entries", lambda o: o.max_entries))
             if verb == "check"

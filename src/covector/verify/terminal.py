@@ -27,6 +27,8 @@ def plain(report: Report) -> str:
     bad = _bad(report)
     for finding in bad:
         lines += _plain_finding(finding)
+    for remark in _remarks(report):
+        lines += _wrapped(remark)
     if not bad:
         lines += _wrapped(f"checks: {_checks(report)}")
     lines += _reproduction(report)
@@ -35,6 +37,11 @@ def plain(report: Report) -> str:
 
 def _bad(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.outcome is not Outcome.PASSED]
+
+
+def _remarks(report: Report) -> list[str]:
+    """What a check that passed has to say all the same."""
+    return [f"remark: {f.summary}" for f in report.findings if f.outcome is Outcome.PASSED and f.summary]
 
 
 def _checks(report: Report) -> str:
@@ -122,6 +129,7 @@ def _rich_parts(report: Report) -> Iterator[Any]:
     for finding in bad:
         yield Text()
         yield from _rich_finding(finding)
+    yield from map(Text, _remarks(report))
     if not bad:
         yield Text(f"checks: {_checks(report)}")
     if report.reproduce:

@@ -1,0 +1,43 @@
+"""`hvp`: the value of a scalar function, and the Hessian times a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from covector._engine.compiled import outside_graphs
+from covector.functional._product import hessian_product
+
+
+@outside_graphs
+def hvp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
+    """The value of `func` at the inputs, and H v, without the matrix.
+
+    The function runs once; the graph of its gradient is pulled back once. A Hessian is symmetric, so
+    `vhp` gives the same.
+
+    Args:
+        func: takes the inputs, returns a tensor with one real element.
+        inputs: a tensor or a tuple of tensors.
+        v: like `inputs`; may be left out if that is one real element, and is then 1.
+        create_graph: whether both results can be differentiated; they are detached if not.
+        strict: refuse what does not depend on an input, instead of giving zeros.
+
+    Returns:
+        `(output, product)`: `output` as `func` returns it, `product` like `inputs`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: inputs or `v` cannot work.
+        OutputError: `func` returned something other than a tensor with one real element.
+        StrictError: with `strict`, the output, the gradient or the Hessian does not depend on an input.
+        UnsupportedError: a backward on the way has no derivative of its own.
+
+    Example:
+        >>> import torch, covector
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0])
+        >>> covector.functional.hvp(lambda x: (x**3).sum(), x, v)
+        (tensor(9.), tensor([  6., 120.]))
+    """
+    return hessian_product("hvp", func, inputs, v, create_graph=create_graph, strict=strict)

@@ -1,0 +1,79 @@
+"""`jacobian`: the whole Jacobian of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from covector._engine.compiled import outside_graphs
+from covector._tree import Evaluation
+from covector.errors import OutputError
+from covector.functional._columns import columns
+from covector.functional._door import Call, one_output, open_call, output_name, record, runner
+from covector.functional._rows import dependence_of, matrix
+from covector.functional._strategy import check_strategy
+
+
+@outside_graphs
+def jacobian(
+    func: Callable[..., Any],
+    inputs: Any,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    strategy: str = "reverse-mode",
+) -> Any:
+    """The Jacobian of a function: dy/dx for each output y and each input x.
+
+    Args:
+        func: takes the inputs, returns a tensor or a tuple of tensors.
+        inputs: a tensor or a tuple of tensors.
+        create_graph: whether the result can be differentiated; it is detached if not.
+        strict: refuse an output that does not depend on an input, instead of giving zeros.
+        vectorize: accepted as in torch. Rows are computed in batches either way, and one by one where an
+            operation cannot be batched. With True all outputs go in one batch, also for `create_graph`.
+        strategy: "reverse-mode", or "forward-mode" (with `vectorize=True`; neither `strict` nor
+            `create_graph`), which is faster for more outputs than inputs.
+
+    Returns:
+        A tensor of shape `y.shape + x.shape`; a tuple of them if either side is a tuple; a tuple (by
+        output) of tuples (by input) if both are.
+
+    Raises:
+        ArgumentTypeError: the inputs cannot work.
+        OutputError: `func` returned something other than a tensor or a tuple of tensors, or a complex
+            one in reverse mode.
+        OptionError, ExclusiveOptionsError: an unknown strategy; options that exclude each other.
+        StrictError: with `strict`, an output does not depend on an input.
+
+    Example:
+        >>> import torch, covector
+        >>> covector.functional.jacobian(lambda x: x**2, torch.tensor([1.0, 2.0]))
+        tensor([[2., 0.],
+                [0., 4.]])
+    """
+    check_strategy("jacobian", "strategy", strategy, vectorize=vectorize, strict=strict, graph=create_graph)
+    if strategy == "forward-mode":
+        return columns(open_call("jacobian", func, inputs))
+    call = open_call("jacobian", func, inputs, create_graph=create_graph, strict=strict)
+    with call.modes():
+        recording = record(call, runner(call, _accept_real))
+        blocks = matrix(
+            call,
+            recording,
+            together=vectorize or not (create_graph or strict),
+            inspect=dependence_of(call, "the Jacobian", lambda i: output_name(recording.evaluation, i)),
+        )
+        rows = [call.like_inputs(row) for row in blocks]
+        return rows[0] if one_output(recording.evaluation) else tuple(rows)
+
+
+def _accept_real(call: Call, evaluation: Evaluation) -> None:
+    """A row belongs to one real number, so no output may be complex."""
+    for position, output in enumerate(evaluation.outputs):
+        if output.is_complex():
+            raise OutputError(
+                f"{call.caller}: {output_name(evaluation, position)} is complex ({output.dtype}), and "
+                "reverse mode has no single row for a complex number. Return torch.view_as_real(...) of it; "
+                "or pass vectorize=True, strategy='forward-mode', which differentiates holomorphic functions."
+            )

@@ -1,0 +1,121 @@
+"""`jvp`: the value of a function, and J u for one u."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._engine import levels, reverse
+from covector._engine.compiled import outside_graphs
+from covector._linear import Linearized, Pullback, through_graph
+from covector._tree import Evaluation
+from covector.errors import StrictError
+from covector.functional import _forward
+from covector.functional._door import (
+    Call,
+    Tensors,
+    accept_any,
+    check_reached,
+    open_call,
+    output_name,
+    record,
+    runner,
+    vector,
+)
+
+
+@outside_graphs
+def jvp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
+    """The value of `func` at the inputs, and J v.
+
+    One run in forward mode where that gives the same as reverse mode; otherwise, and always with
+    `create_graph` or `strict`, the graph of the pullback is pulled back.
+
+    Args:
+        func: takes the inputs, returns a tensor or a tuple of tensors.
+        inputs: a tensor or a tuple of tensors.
+        v: like `inputs`; may be left out if that is one real element, and is then 1.
+        create_graph: whether both results can be differentiated; they are detached if not.
+        strict: refuse an input that the output does not depend on, instead of giving zeros.
+
+    Returns:
+        `(output, product)`, both as `func` returns its output.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: inputs or `v` cannot work.
+        OutputError: `func` returned something other than a tensor or a tuple of tensors.
+        StrictError: with `strict`, something does not depend on an input.
+
+    Example:
+        >>> import torch, covector
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0])
+        >>> covector.functional.jvp(lambda x: x**2, x, v)
+        (tensor([1., 4.]), tensor([ 2., 40.]))
+    """
+    call = open_call("jvp", func, inputs, create_graph=create_graph, strict=strict)
+    with call.modes():
+        direction = vector(call, "v", v, call.inputs, "input")
+        pushed = _forward.push(call, direction)
+        if pushed is not None:
+            evaluation, images = pushed.evaluation, pushed.filled()
+        else:
+            evaluation, images = _through_pullback(call, direction)
+        return call.like_outputs(evaluation, evaluation.outputs), call.like_outputs(evaluation, images)
+
+
+def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tensors]:
+    """J u as the derivative of v -> J^T v."""
+    run = runner(call, accept_any)
+    if levels.active():
+        return _on_a_level(call, run, direction)
+    linear = reverse.linearize(run, call.inputs, range(len(call.inputs)), call.scope())
+    if call.strict:
+        check_reached(call, linear.pulled(), "the Jacobian", "the output")
+    images = _images(call, run, linear, direction)
+    if call.strict:
+        _check_dependent(call, linear.evaluation, images)
+    return linear.evaluation, linear.filled(images)
+
+
+def _on_a_level(call: Call, run: reverse.Run, direction: Tensors) -> tuple[Evaluation, Tensors]:
+    """J u inside another transform."""
+    if call.strict:
+        recording = record(call, run)
+        ones = [torch.ones_like(output) for output in recording.evaluation.outputs]
+        check_reached(call, recording.reach(ones), "the Jacobian", "the output")
+    linear = Linearized(call.caller, run, call.arguments())
+    return linear.evaluation, linear.apply(direction)
+
+
+def _images(
+    call: Call, run: reverse.Run, linear: reverse.Linearization, direction: Tensors
+) -> Sequence[Tensor | None]:
+    """J u through the graph of the pullback; where that has no derivative, by the rows of J."""
+    if linear.obstacle is None:
+        try:
+            return linear.reach(direction, keep=False)
+        except RuntimeError:  # a backward that turns out to have no derivative
+            linear = replace(linear, obstacle="a backward without a derivative")
+    return through_graph(linear, lambda: Pullback(call.caller, run, call.arguments()))(direction)
+
+
+def _check_dependent(call: Call, evaluation: Evaluation, images: Sequence[Tensor | None]) -> None:
+    """With `strict`, every output moves; and with `create_graph`, in a way that depends on the inputs."""
+    for position, image in enumerate(images):
+        name = output_name(evaluation, position)
+        if image is None:
+            raise StrictError(
+                f"{call.caller}: {name} does not depend on the inputs; strict=True refuses that. Without "
+                "strict its derivative is zero."
+            )
+        if call.create_graph and not image.requires_grad:
+            raise StrictError(
+                f"{call.caller}: the Jacobian of {name} does not depend on the inputs, so the product cannot "
+                "be differentiated again; strict=True refuses that when create_graph=True."
+            )

@@ -1,0 +1,427 @@
+"""The pytest plugin: `pytest --covector` has covector answer the gradchecks of an existing suite.
+
+It stands outside the package and loads neither torch nor covector before a test does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SLOWEST = 5
+OUTSIDE = "(outside a test)"
+SESSION = pytest.StashKey["Session"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; a value of its own would make `--covector` swallow the path that follows it."""
+    group = parser.getgroup("covector", "derivative checks by covector")
+    group.addoption(
+        "--covector",
+        dest="covector",
+        action="store_const",
+        const="answer",
+        help="answer every torch.autograd.gradcheck and gradgradcheck by covector",
+    )
+    group.addoption(
+        "--covector=compare",
+        dest="covector",
+        action="store_const",
+        const="compare",
+        help="run covector beside torch, and report where the verdicts differ and the ratio of times; "
+        "the tests end as torch has them",
+    )
+    group.addoption(
+        "--covector-report",
+        metavar="DIR",
+        help="write a page for each check that did not pass, and an index, into this folder",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the session of this run."""
+    config.addinivalue_line(
+        "markers",
+        "covector(**keywords): keywords for the derivative checks of a test (atol, fast_mode, ...), where "
+        "the call itself does not give them.",
+    )
+    if config.option.covector_report:
+        # Workers of pytest-xdist get the options from here, and may run elsewhere.
+        folder = config.invocation_params.dir / config.option.covector_report
+        config.option.covector_report = str(folder.absolute())
+    session = Session(config)
+    config.stash[SESSION] = session
+    config.pluginmanager.register(session, "covector-session")
+    session.start()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Put everything back."""
+    if session := config.stash.get(SESSION, None):
+        session.stop()
+
+
+@pytest.fixture
+def gradcheck(request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """`covector.gradcheck`, counted in the summary, with the keywords of `@pytest.mark.covector(...)`."""
+    return request.config.stash[SESSION].answering("gradcheck", compare=False)
+
+
+@pytest.fixture
+def gradgradcheck(request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """`covector.gradgradcheck`, counted in the summary, with the keywords of the marker."""
+    return request.config.stash[SESSION].answering("gradgradcheck", compare=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a test asked for: `gradcheck` or `gradgradcheck`, with these arguments."""
+
+    verb: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __str__(self) -> str:
+        from covector.errors import Caller
+
+        function = self.args[0] if self.args else self.kwargs.get("func")
+        return str(Caller(self.verb, function)) if callable(function) else self.verb
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check as data, fit to travel from a worker to its controller."""
+
+    test: str
+    what: str
+    outcome: str
+    seconds: float
+    text: str = ""
+    page: str = ""
+    peer_outcome: str = ""
+    peer_seconds: float = 0.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether covector and torch were both asked and disagree."""
+        return bool(self.peer_outcome) and (self.outcome == "passed") != (self.peer_outcome == "passed")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a call of one checker ended: with a value, or with an error."""
+
+    value: Any
+    error: Exception | None
+    seconds: float
+
+    @property
+    def report(self) -> Any:
+        """The report that the error carries, if it does."""
+        return getattr(self.error, "report", None)
+
+    @property
+    def outcome(self) -> str:
+        """One word; for an error that is not a verdict, its class."""
+        from torch.autograd.gradcheck import GradcheckError
+
+        if self.error is None:
+            return "passed" if self.value else "failed"
+        if self.report is not None:
+            return str(self.report.outcome.value)
+        return "failed" if isinstance(self.error, GradcheckError) else f"raised {type(self.error).__name__}"
+
+
+@dataclass
+class Session:
+    """One run of pytest: what is redirected, the test that runs now, and the checks so far."""
+
+    config: pytest.Config
+    item: pytest.Item | None = None
+    fresh: list[tuple[Check, Exception | None]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+    count: int = 0
+
+    def start(self) -> None:
+        """Have torch's checks answered as soon as there is a torch."""
+        if self.config.option.covector:
+            self.undo.enter_context(when_imported("torch", self._redirect))
+
+    def stop(self) -> None:
+        """Put torch's functions back."""
+        self.undo.close()
+
+    def _redirect(self) -> None:
+        from covector import compat
+
+        compare = self.config.option.covector == "compare"
+        doors = {
+            module: tuple(self.answering(ours.__name__, compare=compare) for ours in functions)
+            for module, functions in compat.CHECKS.items()
+        }
+        self.undo.enter_context(compat.redirected(doors))
+
+    def answering(self, verb: str, *, compare: bool) -> Callable[..., bool]:
+        """The function that answers for `gradcheck` or `gradgradcheck` during this session."""
+        import covector
+
+        decide = self._compare if compare else self._answer
+
+        def answer(*args: Any, **kwargs: Any) -> bool:
+            __tracebackhide__ = True
+            return decide(Call(verb, args, kwargs))
+
+        answer.__name__ = verb
+        answer.__doc__ = getattr(covector, verb).__doc__
+        return answer
+
+    def _answer(self, call: Call) -> bool:
+        """What covector says."""
+        __tracebackhide__ = True
+        ours = self._ours(call)
+        self._record(call, ours)
+        raises = {**self._keywords(call.verb), **call.kwargs}.get("raise_exception", True)
+        if ours.report is not None and not raises:
+            return False
+        return conclude(ours)
+
+    def _compare(self, call: Call) -> bool:
+        """What torch says, with covector beside it; they take turns at going first."""
+        __tracebackhide__ = True
+        self.count += 1
+        if self.count % 2:
+            ours, theirs = self._ours(call), self._theirs(call)
+        else:
+            theirs, ours = self._theirs(call), self._ours(call)
+        self._record(call, ours, theirs)
+        return conclude(theirs)
+
+    def _ours(self, call: Call) -> Trial:
+        import covector
+
+        # It is made to raise, because the error carries the report.
+        keywords = {**self._keywords(call.verb), **call.kwargs, "raise_exception": True}
+        return attempt(getattr(covector, call.verb), call.args, keywords)
+
+    def _theirs(self, call: Call) -> Trial:
+        from covector.compat import peer
+
+        function = peer("torch.autograd.gradcheck", call.verb)
+        known = inspect.signature(function).parameters
+        marked = {name: value for name, value in self._keywords(call.verb).items() if name in known}
+        return attempt(function, call.args, {**marked, **call.kwargs})
+
+    def _keywords(self, verb: str) -> dict[str, Any]:
+        """What the markers of the test that runs now say; the nearest one wins."""
+        markers = list(self.item.iter_markers("covector")) if self.item else []
+        if not markers:
+            return {}
+        merged: dict[str, Any] = {}
+        for marker in reversed(markers):
+            merged |= marker.kwargs
+        known = _takes(verb, merged, markers)
+        return {name: value for name, value in merged.items() if name in known}
+
+    def _record(self, call: Call, ours: Trial, theirs: Trial | None = None) -> None:
+        check = Check(
+            test=self.item.nodeid if self.item else OUTSIDE,
+            what=str(call),
+            outcome=ours.outcome,
+            seconds=ours.seconds,
+            text="" if ours.error is None else str(ours.error),
+            page=self._page(ours.report),
+            peer_outcome="" if theirs is None else theirs.outcome,
+            peer_seconds=0.0 if theirs is None else theirs.seconds,
+        )
+        self.fresh.append((check, (theirs or ours).error))
+
+    def _page(self, report: Any) -> str:
+        """The name of the page written for a report, if pages are wanted."""
+        folder = self.config.option.covector_report
+        if not folder or report is None:
+            return ""
+        test = self.item.nodeid if self.item else "outside"
+        worker = getattr(self.config, "workerinput", {}).get("workerid", "")
+        number = len(self.fresh) + 1
+        name = "-".join(filter(None, [re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:], worker, str(number)]))
+        path = Path(folder) / f"{name.lstrip('-.')}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report.to_html(path)
+        return path.name
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Checks belong to the test that runs."""
+        self.item = item
+        try:
+            return (yield)
+        finally:
+            self.item = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Checks travel with the report of their test, from workers too; failures are shown there."""
+        report: Any = yield
+        shown = call.excinfo.value if call.excinfo else None
+        report.covector = [asdict(check) for check, _ in self.fresh]
+        for check, error in self.fresh:
+            if check.text and (error is None or error is not shown):
+                report.sections.append((f"covector: {check.what}", check.text))
+        self.fresh.clear()
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count, in the process that people look at."""
+        self.checks += [Check(**data) for data in getattr(report, "covector", [])]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Write the index; a worker leaves that to its controller."""
+        self.checks += [check for check, _ in self.fresh]
+        self.fresh.clear()
+        folder = self.config.option.covector_report
+        if folder and not hasattr(self.config, "workerinput"):
+            from covector._index import Line, write_index
+
+            lines = [
+                Line(c.test, c.what, c.outcome, c.seconds, c.text, c.page)
+                for c in self.checks
+                if c.outcome != "passed"
+            ]
+            write_index(Path(folder), f"{counted(len(lines), 'check')} did not pass", lines)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """What was checked, in how much time."""
+        option = self.config.option
+        if not (self.checks or option.covector):
+            return
+        terminalreporter.write_sep("=", "covector")
+        for line in summary(self.checks):
+            terminalreporter.write_line(line)
+        if option.covector_report:
+            terminalreporter.write_line(f"pages: {Path(option.covector_report) / 'index.html'}")
+
+
+def summary(checks: list[Check]) -> list[str]:
+    """The lines at the end of a run."""
+    if not checks:
+        return ["no gradcheck ran"]
+    return [_first_line(checks), *_differences(checks), *_slowest(checks)]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _first_line(checks: list[Check]) -> str:
+    outcomes = [check.outcome for check in checks]
+    counts = ", ".join(f"{outcomes.count(o)} {o}" for o in sorted(set(outcomes), key=outcomes.index))
+    total = sum(check.seconds for check in checks)
+    return f"{counted(len(checks), 'check')} in {total:.2f} s: {counts}"
+
+
+def _differences(checks: list[Check]) -> Iterator[str]:
+    compared = [check for check in checks if check.peer_outcome]
+    if not compared:
+        return
+    ours, theirs = sum(c.seconds for c in compared), sum(c.peer_seconds for c in compared)
+    median = statistics.median(c.seconds / c.peer_seconds for c in compared)
+    yield (
+        f"beside torch: {ours:.2f} s against {theirs:.2f} s, ratio {ours / theirs:.2f}; "
+        f"median of the ratios {median:.2f}"
+    )
+    different = [check for check in compared if check.differs]
+    yield f"verdicts that differ: {len(different) or 'none'}"
+    for check in different:
+        yield f"  {check.test}"
+        yield f"    {check.what}: covector {check.outcome}, torch {check.peer_outcome}"
+        yield from (f"      {line}" for line in check.text.splitlines())
+
+
+def _slowest(checks: list[Check]) -> Iterator[str]:
+    yield "slowest:"
+    for check in sorted(checks, key=lambda check: -check.seconds)[:SLOWEST]:
+        yield f"  {check.seconds:7.3f} s  {check.what}  {check.test}"
+
+
+def attempt(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:
+    """Call, time, and keep the error if there is one."""
+    value, error = None, None
+    started = time.perf_counter()
+    try:
+        value = function(*args, **kwargs)
+    except Exception as caught:
+        error = caught
+    return Trial(value, error, time.perf_counter() - started)
+
+
+def conclude(trial: Trial) -> bool:
+    """The value of a call, or its error; a verdict of covector's is raised without the way it came."""
+    __tracebackhide__ = True
+    if trial.error is None:
+        return trial.value
+    raise trial.error if trial.report is None else trial.error.with_traceback(None)
+
+
+def _takes(verb: str, keywords: dict[str, Any], markers: list[pytest.Mark]) -> set[str]:
+    """The keywords of a checker; what neither of them takes, and what has no name, is a mistake."""
+    import covector
+
+    checkers = (covector.gradcheck, covector.gradgradcheck)
+    names = {checker.__name__: set(inspect.signature(checker).parameters) for checker in checkers}
+    unknown = (set(keywords) - set().union(*names.values())) | (set(keywords) & {"func", "inputs"})
+    if unknown or any(marker.args for marker in markers):
+        what = ", ".join(sorted(unknown)) or "a value without a name"
+        pytest.fail(
+            f"@pytest.mark.covector got {what}; it takes keywords of covector.gradcheck and gradgradcheck, "
+            "such as atol=1e-4 or fast_mode=True.",
+            pytrace=False,
+        )
+    return names[verb]
+
+
+class when_imported:  # noqa: N801 - used as a context manager, and read as one
+    """Inside, call a function once a module has been imported: at once if it is there already."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name, self.act = name, act
+
+    def __enter__(self) -> None:
+        if self.name in sys.modules:
+            self.act()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """As a finder: the module as others find it, with the call after its last line."""
+        if name != self.name:
+            return None
+        self.__exit__()
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_act(module: Any) -> None:
+            run(module)
+            self.act()
+
+        spec.loader.exec_module = run_and_act  # type: ignore[method-assign]
+        return spec

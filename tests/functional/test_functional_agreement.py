@@ -1,0 +1,287 @@
+"""Every verb, with every flag, gives what torch.autograd.functional gives."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from cases import Draw
+from covector.errors import OutputError, StrictError
+from functional_table import LIBRARIES, NUMBERS, VECTORS, assert_same, outcome, total
+
+FLAGS = list(itertools.product([False, True], repeat=3))
+IDS = ["-".join(["graph"] * g + ["strict"] * s + ["leaf"] * r) or "plain" for g, s, r in FLAGS]
+
+flags = pytest.mark.parametrize(("create_graph", "strict", "requires_grad"), FLAGS, ids=IDS)
+vectors = pytest.mark.parametrize("sample", VECTORS, ids=repr)
+numbers = pytest.mark.parametrize("sample", NUMBERS, ids=repr)
+
+
+def drawn_like(tensors, name):
+    draw = Draw(name)
+    if isinstance(tensors, Tensor):
+        return draw(*tensors.shape, dtype=tensors.dtype)
+    return tuple(draw(*x.shape, dtype=x.dtype) for x in tensors)
+
+
+def value(sample):
+    """What the function returns; the vector of a product from the left has to fit it."""
+    inputs = sample.drawn(requires_grad=True)
+    return sample.function(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def both(sample, requires_grad, act):
+    """What each library gives, on inputs of its own."""
+    results = []
+    for library in LIBRARIES:
+        inputs = sample.drawn(requires_grad=requires_grad)
+        results.append((outcome(lambda: act(library, inputs)), inputs))
+    return results
+
+
+def check(sample, requires_grad, act):
+    """The results agree; and where torch's can be differentiated, so can ours, with the same gradient."""
+    (theirs, their_inputs), (ours, our_inputs) = both(sample, requires_grad, act)
+    assert_same(ours, theirs)
+    if isinstance(theirs, Exception) or not requires_grad or total(theirs) is None:
+        return
+    gradients = [
+        torch.autograd.grad(total(result), inputs, allow_unused=True, materialize_grads=True)
+        for result, inputs in ((ours, our_inputs), (theirs, their_inputs))
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-10)
+
+
+def is_refused_for_emptiness(result):
+    """The original cannot stack the rows of a tensor without elements; ours gives the matrix, empty."""
+    return isinstance(result, RuntimeError) and "non-empty TensorList" in str(result)
+
+
+def check_matrix(sample, requires_grad, act):
+    """As `check`, with matrices that torch cannot make."""
+    (theirs, _), (ours, _) = both(sample, requires_grad, act)
+    if is_refused_for_emptiness(theirs):
+        assert isinstance(ours, StrictError) or any(x.numel() == 0 for x in tree_leaves(ours))
+    else:
+        check(sample, requires_grad, act)
+
+
+def check_batched(sample, requires_grad, act):
+    """As `check`, where torch can batch; its batches lose the graph of some custom Functions."""
+    (theirs, _), (ours, _) = both(sample, requires_grad, act)
+    assert not isinstance(ours, Exception)
+    if isinstance(theirs, Exception):
+        assert isinstance(theirs, RuntimeError | IndexError)
+    elif any(
+        a.requires_grad > b.requires_grad for a, b in zip(*map(tree_leaves, (ours, theirs)), strict=True)
+    ):
+        torch.testing.assert_close(ours, theirs)
+        assert sample.name.startswith("case custom")
+    else:
+        check(sample, requires_grad, act)
+
+
+@flags
+@vectors
+def test_vjp(sample, create_graph, strict, requires_grad):
+    """The value and the product from the left."""
+
+    def act(library, inputs):
+        v = drawn_like(value(sample), "v")
+        return library.vjp(sample.function, inputs, v, create_graph=create_graph, strict=strict)
+
+    check(sample, requires_grad, act)
+
+
+@flags
+@vectors
+def test_jvp(sample, create_graph, strict, requires_grad):
+    """The value and the product from the right."""
+
+    def act(library, inputs):
+        v = drawn_like(inputs, "v")
+        return library.jvp(sample.function, inputs, v, create_graph=create_graph, strict=strict)
+
+    if sample.name == "case logcumsumexp":
+        # The original gives NaN: it starts from a cotangent of zeros, of which this backward takes the log.
+        (theirs, _), (ours, inputs) = both(sample, requires_grad, act)
+        assert theirs[1].isnan().all()
+        expected = torch.func.jvp(sample.function, (inputs,), (drawn_like(inputs, "v"),))
+        torch.testing.assert_close(ours, expected, check_stride=False)
+    else:
+        check(sample, requires_grad, act)
+
+
+@flags
+@vectors
+def test_jacobian(sample, create_graph, strict, requires_grad):
+    """The Jacobian, by default."""
+
+    def act(library, inputs):
+        return library.jacobian(sample.function, inputs, create_graph=create_graph, strict=strict)
+
+    check_matrix(sample, requires_grad, act)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+@vectors
+def test_jacobian_vectorized(sample, create_graph, requires_grad):
+    """The Jacobian with `vectorize`, where torch can."""
+
+    def act(library, inputs):
+        return library.jacobian(sample.function, inputs, create_graph=create_graph, vectorize=True)
+
+    check_batched(sample, requires_grad, act)
+
+
+@flags
+@numbers
+@pytest.mark.parametrize("verb", ["hvp", "vhp"])
+def test_hessian_products(verb, sample, create_graph, strict, requires_grad):
+    """The value and the product with the Hessian, from either side."""
+
+    def act(library, inputs):
+        v = drawn_like(inputs, "v")
+        return getattr(library, verb)(sample.function, inputs, v, create_graph=create_graph, strict=strict)
+
+    check(sample, requires_grad, act)
+
+
+@flags
+@numbers
+def test_hessian(sample, create_graph, strict, requires_grad):
+    """The Hessian, by default."""
+
+    def act(library, inputs):
+        return library.hessian(sample.function, inputs, create_graph=create_graph, strict=strict)
+
+    check_matrix(sample, requires_grad, act)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+@numbers
+def test_hessian_vectorized(sample, create_graph, requires_grad):
+    """The Hessian with `vectorize`, where torch can."""
+
+    def act(library, inputs):
+        return library.hessian(sample.function, inputs, create_graph=create_graph, vectorize=True)
+
+    check_batched(sample, requires_grad, act)
+
+
+# On a level of forward mode an input does not say that it requires grad outside.
+SEES_ITS_INPUT = {"asks whether recorded"}
+
+
+CURVED_BY_A_CAPTURE = {"captured weight, curved", "module"}
+
+
+def in_tuples(result):
+    """Torch's forward mode nests in lists, and its documentation in tuples."""
+    return result if isinstance(result, Tensor) else tuple(map(in_tuples, result))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@vectors
+def test_jacobian_by_forward_mode(sample, requires_grad):
+    """The Jacobian by columns, where torch can; connected to what of the caller's requires grad."""
+
+    def act(library, inputs):
+        return library.jacobian(sample.function, inputs, vectorize=True, strategy="forward-mode")
+
+    (theirs, _), (ours, _) = both(sample, requires_grad, act)
+    if isinstance(theirs, Exception) or sample.name in ("hook inside", "gradient inside"):
+        assert not isinstance(ours, AssertionError)
+    elif sample.name == "real of complex":
+        assert isinstance(ours, OutputError)  # torch gives the derivative along the real axis, unasked
+    elif sample.name in SEES_ITS_INPUT:
+        torch.testing.assert_close(ours, act(LIBRARIES[1], sample.drawn(requires_grad=False)))
+    else:
+        assert_same(ours, in_tuples(theirs))
+
+
+@numbers
+def test_hessian_by_forward_mode(sample):
+    """The Hessian by columns, where torch can."""
+
+    def act(library, inputs):
+        return library.hessian(
+            sample.function, inputs, vectorize=True, outer_jacobian_strategy="forward-mode"
+        )
+
+    (theirs, _), (ours, _) = both(sample, False, act)
+    if isinstance(theirs, Exception):
+        assert not isinstance(ours, AssertionError)
+    else:
+        # The original's has a graph always, ours where the function captures what requires grad.
+        assert_same(*(tree_map(Tensor.detach, in_tuples(result)) for result in (ours, theirs)))
+        assert any(y.requires_grad for y in tree_leaves(ours)) == (sample.name in CURVED_BY_A_CAPTURE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_precisions(dtype):
+    """Low precision in, low precision out."""
+    x = torch.linspace(0.5, 1.5, 4).to(dtype)
+    for library in LIBRARIES:
+        assert library.jacobian(torch.sin, x).dtype is dtype
+    for verb in ("hessian", "jacobian"):
+        theirs, ours = (getattr(library, verb)(lambda x: (x**3).sum(), x) for library in LIBRARIES)
+        torch.testing.assert_close(ours, theirs)
+    for verb in ("vjp", "jvp"):
+        theirs, ours = (getattr(library, verb)(torch.sin, x, x) for library in LIBRARIES)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_vector_of_another_dtype():
+    """A vector in another real dtype is converted, as torch's engine does."""
+    x, v = torch.linspace(0.5, 1.5, 3), torch.tensor([1, 2, 3])
+    for vector in (v, v.double()):
+        for verb, function in (
+            ("vjp", torch.sin),
+            ("jvp", torch.sin),
+            ("hvp", lambda x: (x**3).sum()),
+            ("vhp", lambda x: (x**3).sum()),
+        ):
+            theirs, ours = (getattr(library, verb)(function, x, vector) for library in LIBRARIES)
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_vector_left_out():
+    """One element needs no vector."""
+    x = torch.tensor([[0.7]], dtype=torch.float64)
+    for verb in ("vjp", "jvp", "hvp", "vhp"):
+        theirs, ours = (getattr(library, verb)(lambda x: x**3, x) for library in LIBRARIES)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_vector_can_be_differentiated():
+    """With create_graph the products depend on the vector."""
+    x = torch.linspace(0.5, 1.5, 3, dtype=torch.float64)
+    for verb, function in (
+        ("vjp", torch.sin),
+        ("jvp", torch.sin),
+        ("hvp", lambda x: (x**3).sum()),
+        ("vhp", lambda x: (x**3).sum()),
+    ):
+        gradients = []
+        for library in LIBRARIES:
+            v = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
+            product = getattr(library, verb)(function, x, v, create_graph=True)[1]
+            gradients += torch.autograd.grad((product**2).sum(), v)
+        torch.testing.assert_close(*gradients)
+
+
+def test_integer_outputs_have_no_derivative():
+    """An output of integers counts as constant."""
+    x = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
+    theirs, ours = (library.jacobian(lambda x: tuple(x.sort()), x) for library in LIBRARIES)
+    assert_same(ours, theirs)
+    assert_same(*(library.jacobian(torch.argsort, x, vectorize=True) for library in reversed(LIBRARIES)))
+    value, product = LIBRARIES[1].jvp(lambda x: tuple(x.sort()), x, x)  # torch refuses this one
+    assert [p.dtype for p in product] == [torch.float64, torch.int64]
+    assert product[1].eq(0).all()
+    assert torch.equal(product[0], value[0])

@@ -1,0 +1,366 @@
+"""The plugin, on suites that know nothing of it."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from covector.verify.report import Report
+
+TORCH = sys.modules["torch.autograd.gradcheck"]
+CODE = {name: getattr(TORCH, name).__code__ for name in ("gradcheck", "gradgradcheck")}
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_as_before():
+    """Whatever an inner run did, torch's functions are torch's again."""
+    yield
+    for name, code in CODE.items():
+        function = getattr(TORCH, name)
+        assert function.__code__ is code
+        assert function.__kwdefaults__["eps"] == 1e-6
+        assert not hasattr(function, "__signature__")
+    assert torch.autograd.gradcheck is TORCH.gradcheck
+
+
+class Recorder:
+    """What the reports of an inner run carry."""
+
+    def __init__(self):
+        self.checks = {}
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.partition("::")[2]
+        self.checks.setdefault(name, []).extend(report.covector)
+
+
+def summary_of(result):
+    """The lines of covector's part of the summary, without times."""
+    lines = result.stdout.lines
+    start = next(i for i, line in enumerate(lines) if re.fullmatch(r"=+ covector =+", line))
+    stop = next(i for i, line in enumerate(lines) if i > start and line.startswith("="))
+    return [re.sub(r"\d+\.\d+", "#", line) for line in lines[start + 1 : stop]]
+
+
+def failure_of(result, test):
+    """The part of the output that shows how a test failed."""
+    text = result.stdout.str()
+    found = re.search(rf"^_+ {test} _+$\n(.*?)(?=^_+ \w+ _+$|^=+ )", text, re.DOTALL | re.MULTILINE)
+    return re.sub(r"\+- \S+", "+- #", found.group(1))
+
+
+def test_every_way_to_import_gradcheck_is_answered(suite, run):
+    """No test of the suite goes past covector, except the one that runs no check."""
+    recorder = Recorder()
+    result = run("--covector", plugins=[recorder])
+    assert result.ret == 0
+    assert len(recorder.checks) == 33
+    unanswered = [name for name, checks in recorder.checks.items() if not checks]
+    assert unanswered == ["test_looks_at_the_signature"]
+    assert len(recorder.checks["test_way[two in a helper]"]) == 2
+    assert {check["what"] for check in recorder.checks["test_expects_the_error"]} == {"gradcheck(double)"}
+
+
+def test_without_the_flag_nothing_is_answered(suite, run):
+    """The suite runs as if covector were not there."""
+    result = run()
+    assert result.ret == 0
+    assert "covector" not in result.stdout.str().replace("covector_pytest", "").partition("collected")[2]
+
+
+def test_the_failure_is_our_report(wrong, run):
+    """In the error where it is raised, in a section of its own where a test asks for an answer."""
+    result = run("--covector")
+    result.assert_outcomes(passed=1, failed=2)
+    assert failure_of(result, "test_raises").startswith(RAISES)
+    assert "covector_pytest.py" not in result.stdout.str()
+    assert SECTION in failure_of(result, "test_answers")
+
+
+RAISES = """
+x = tensor([0.1000, 0.5000, 0.9000], dtype=torch.float64, requires_grad=True)
+
+    def test_raises(x):
+>       gradcheck(double, x)
+E       covector.errors.GradcheckError: gradcheck(double): FAILED
+E       reverse mode: FAILED: reverse mode disagrees with central differences
+"""
+SECTION = """\
+------------------------- covector: gradcheck(double) --------------------------
+gradcheck(double): FAILED
+reverse mode: FAILED: reverse mode disagrees with central differences
+"""
+
+
+def test_the_summary(wrong, run):
+    """How many checks, how they ended, the time, the slowest ones."""
+    lines = summary_of(run("--covector"))
+    assert lines[:2] == ["3 checks in # s: 2 failed, 1 passed", "slowest:"]
+    assert sorted(lines[2:]) == [
+        "    # s  gradcheck(double)  test_wrong.py::test_answers",
+        "    # s  gradcheck(double)  test_wrong.py::test_raises",
+        "    # s  gradcheck(sin)  test_wrong.py::test_right",
+    ]
+
+
+def test_the_flag_swallows_no_path(wrong, run):
+    """`pytest --covector FILE` is the flag and a file."""
+    result = run("--covector", "test_wrong.py::test_right")
+    result.assert_outcomes(passed=1)
+    assert summary_of(result)[0] == "1 check in # s: 1 passed"
+    assert "ignored explicit argument 'both'" in run("--covector=both").stderr.str()
+
+
+def test_a_run_without_checks_says_so(pytester, run):
+    pytester.makepyfile("def test_nothing(): pass")
+    assert summary_of(run("--covector")) == ["no gradcheck ran"]
+
+
+DIFFERENT = """
+import torch
+from torch.autograd import gradcheck
+
+class Absolute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output.abs()
+
+def absolute(x):
+    return Absolute.apply(x)
+
+def detached(x):
+    return x.detach() * 3, x * 2
+
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+def test_torch_misses_this():
+    assert gradcheck(absolute, x)
+
+def test_torch_accuses_this():
+    assert gradcheck(detached, x, check_forward_ad=True)
+
+def test_same():
+    assert gradcheck(torch.sin, x)
+"""
+
+
+def test_compare(pytester, run):
+    """Both are asked; the tests end as torch has them; what differs is shown with our report."""
+    pytester.makepyfile(test_different=DIFFERENT)
+    result = run("--covector=compare")
+    result.assert_outcomes(passed=2, failed=1)
+    lines = summary_of(result)
+    assert lines[:3] == [
+        "3 checks in # s: 1 failed, 2 passed",
+        "beside torch: # s against # s, ratio #; median of the ratios #",
+        "verdicts that differ: 2",
+    ]
+    missed = lines.index("  test_different.py::test_torch_misses_this")
+    assert lines[missed + 1 : missed + 3] == [
+        "    gradcheck(absolute): covector failed, torch passed",
+        "      gradcheck(absolute): FAILED",
+    ]
+    assert lines[missed + 3].startswith(
+        "      linearity: FAILED: the backward is not linear in the cotangent"
+    )
+    accused = lines.index("  test_different.py::test_torch_accuses_this")
+    assert lines[accused + 1] == "    gradcheck(detached): covector passed, torch failed"
+    assert "test_same" not in "".join(lines[: lines.index("slowest:")])
+
+
+def test_compare_on_the_suite(suite, run):
+    """Nothing of ours gets into torch's run, though its `gradgradcheck` calls `gradcheck`."""
+    recorder = Recorder()
+    result = run("--covector=compare", plugins=[recorder])
+    assert result.ret == 0
+    checks = [check for found in recorder.checks.values() for check in found]
+    assert len(checks) == 34
+    assert all(check["peer_outcome"] and check["peer_seconds"] > 0 for check in checks)
+    assert "verdicts that differ: none" in summary_of(result)
+
+
+def test_pages_and_index(wrong, run, monkeypatch):
+    """A page for each check that did not pass, and an index that links to it."""
+    if not hasattr(Report, "to_html"):
+        monkeypatch.setattr(Report, "to_html", lambda self, path: path.write_text(str(self)), raising=False)
+    result = run("--covector", "--covector-report", "out of here")
+    folder = wrong / "out of here"
+    pages = sorted(path.name for path in folder.iterdir())
+    assert pages == ["index.html", "test_wrong.py-test_answers-1.html", "test_wrong.py-test_raises-1.html"]
+    assert "gradcheck(double)" in (folder / pages[1]).read_text()
+    index = (folder / "index.html").read_text()
+    assert "<h1>2 checks did not pass</h1>" in index
+    assert all(f'href="{page}"' in index for page in pages[1:])
+    assert "test_right" not in index
+    assert summary_of(result)[-1] == f"pages: {folder / 'index.html'}"
+
+
+def test_workers(wrong, run_apart):
+    """Under pytest-xdist the controller counts what the workers checked."""
+    for number in range(4):
+        (wrong / f"test_more_{number}.py").write_text((wrong / "test_wrong.py").read_text())
+    result = run_apart("--covector", "-n", "2")
+    result.assert_outcomes(passed=5, failed=10)
+    lines = summary_of(result)
+    assert re.fullmatch(r"15 checks in # s: (10 failed, 5 passed|5 passed, 10 failed)", lines[0])
+    assert len(lines) == 7
+    assert result.stdout.str().count("covector: gradcheck(double)") == 5
+
+
+LAZY = """
+import sys
+
+def test_nothing_is_loaded():
+    assert "torch" not in sys.modules
+    assert "covector" not in sys.modules
+
+def test_torch_imported_in_a_test():
+    import torch
+    from torch.autograd import gradcheck
+
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(torch.sin, x, kinks="pass")  # a keyword that torch does not know
+
+def test_loader_is_sound():
+    import importlib.resources, inspect, torch
+    assert inspect.getsource(torch).strip()
+    assert (importlib.resources.files(torch) / "version.py").is_file()
+"""
+
+
+def test_starting_loads_neither_torch_nor_covector(pytester, run_apart):
+    """With the flag or without it; and torch is answered for from the moment that it is imported."""
+    pytester.makepyfile(test_lazy=LAZY)
+    result = run_apart("--covector")
+    result.assert_outcomes(passed=3)
+    assert summary_of(result)[0] == "1 check in # s: 1 passed"
+    result = run_apart("-k", "nothing")
+    result.assert_outcomes(passed=1, deselected=2)
+
+
+MARKED = """
+import pytest, torch, unittest
+from torch.autograd import gradcheck as theirs, gradgradcheck as second
+
+zero = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+@pytest.mark.covector(kinks="pass")
+class TestClass:
+    def test_fixture(self, gradcheck):
+        assert gradcheck(torch.relu, zero)
+
+    def test_answered(self):
+        assert theirs(torch.relu, zero)
+
+    def test_the_call_wins(self):
+        assert not theirs(torch.relu, zero, kinks="fail", raise_exception=False)
+
+    @pytest.mark.covector(kinks="fail")
+    def test_the_nearest_wins(self):
+        assert not theirs(torch.relu, zero, raise_exception=False)
+
+@pytest.mark.covector(kinks="pass")
+class Case(unittest.TestCase):
+    def test_method(self):
+        self.assertTrue(theirs(torch.relu, zero))
+
+@pytest.mark.covector(check_forward_ad=True)
+def test_keyword_of_the_other(gradgradcheck):
+    assert gradgradcheck(torch.sin, x) and theirs(torch.sin, x)
+
+@pytest.mark.covector(fastmode=True)
+def test_typo(gradcheck):
+    gradcheck(torch.sin, x)
+
+@pytest.mark.covector(1e-4)
+def test_no_name(gradcheck):
+    gradcheck(torch.sin, x)
+"""
+
+
+def test_markers_and_fixtures(pytester, run):
+    """Keywords for the checks of a test, answered or by the fixture."""
+    pytester.makepyfile(test_marked=MARKED)
+    result = run("--covector", "--strict-markers")
+    result.assert_outcomes(passed=6, failed=2)
+    advice = "it takes keywords of covector.gradcheck and gradgradcheck, such as atol=1e-4 or fast_mode=True."
+    assert f"@pytest.mark.covector got fastmode; {advice}" in result.stdout.str()
+    assert f"@pytest.mark.covector got a value without a name; {advice}" in result.stdout.str()
+
+
+def test_fixture_without_the_flag(pytester, run):
+    """The fixture needs no flag; torch's own checks stay torch's, and torch knows no `kinks`."""
+    pytester.makepyfile(test_marked=MARKED)
+    result = run("-k", "test_fixture or test_keyword_of_the_other or test_method")
+    result.assert_outcomes(passed=2, failed=1, deselected=5)
+    assert "2 checks" in summary_of(result)[0]
+
+
+def test_switched_off(wrong, pytester):
+    """`-p no:covector` is as if it were not installed."""
+    result = pytester.runpytest_subprocess("-p", "no:covector", "--covector")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "unrecognized arguments: --covector" in result.stderr.str()
+
+
+OUTSIDE = """
+import torch
+from torch.autograd import gradcheck
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+assert gradcheck(torch.sin, x, kinks="pass")
+
+def test_nothing(): pass
+"""
+
+
+def test_checks_outside_a_test_count(pytester, run):
+    pytester.makepyfile(test_outside=OUTSIDE)
+    assert summary_of(run("--covector"))[-1] == "    # s  gradcheck(sin)  (outside a test)"
+
+
+def test_the_error_of_a_function_is_its_own(pytester, run):
+    """What a function raises while it is checked reaches the test, with the lines that raised it."""
+    pytester.makepyfile(
+        """
+        import torch
+        from torch.autograd import gradcheck
+
+        def lost(x):
+            raise KeyError("lost")
+
+        def test_lost():
+            gradcheck(lost, torch.ones(2, dtype=torch.float64, requires_grad=True))
+        """
+    )
+    result = run("--covector")
+    result.stdout.fnmatch_lines(['>   *raise KeyError("lost")', "E * KeyError: 'lost'"])
+    assert summary_of(result)[0] == "1 check in # s: 1 raised KeyError"
+
+
+def test_interrupted(pytester, run):
+    """What was checked before an interruption is summed up, and torch is put back."""
+    pytester.makepyfile(
+        """
+        import torch
+        from torch.autograd import gradcheck
+        x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+        def interrupt(x):
+            raise KeyboardInterrupt
+
+        def test_right():
+            assert gradcheck(torch.sin, x)
+
+        def test_interrupted():
+            gradcheck(interrupt, x)
+        """
+    )
+    result = run("--covector", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert summary_of(result)[0] == "1 check in # s: 1 passed"

@@ -1,0 +1,626 @@
+"""Sparse inputs and outputs: right derivatives pass, wrong ones are rejected, bad input is refused."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.gradcheck import GradcheckError as TorchError
+
+import covector
+from covector._chart import Chart, Pattern
+from covector.errors import ArgumentTypeError, CovectorError, OutputError, UnsupportedError
+from covector.verify.report import Finding, Outcome
+from sparse_cases import BOTH, DTYPES, IN, KINDS, MASKED, OPERATIONS, OUT, Case, every_case, numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*:UserWarning:torch")
+
+original = torch.sparse.as_sparse_gradcheck(torch.autograd.gradcheck)
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["real", "complex"])
+each_masked = pytest.mark.parametrize("masked", MASKED, ids=["masked", "unmasked"])
+each_side = pytest.mark.parametrize("side", ["in", "out", "both"])
+
+
+def csr(dtype: torch.dtype = torch.float64) -> Tensor:
+    return KINDS["CSR"](dtype, 0).requires_grad_()
+
+
+def coo(dtype: torch.dtype = torch.float64) -> Tensor:
+    return KINDS["COO"](dtype, 0).requires_grad_()
+
+
+def failed(function: Callable[..., Any], inputs: Any, **keywords: Any) -> dict[str, Finding]:
+    """The checks that fail, by name."""
+    report = covector.check(function, inputs, **keywords)
+    return {f.check: f for f in report.findings if f.outcome is Outcome.FAILED}
+
+
+def verdict(
+    checker: Callable[..., bool], function: Callable[..., Any], inputs: Any, masked: bool
+) -> bool | None:
+    """True, False, or None where the checker does not get to a verdict."""
+    try:
+        return checker(function, inputs, masked=masked)
+    except TorchError:
+        return False
+    except (RuntimeError, ValueError):
+        return None
+
+
+# Right derivatives
+
+# Derivatives that torch has, but not right.
+DEFECTS = {
+    # Its backward reads the values of the cotangent without their indices.
+    "torch.sparse.sum(x, -1), COO, hybrid, real, unmasked",
+}
+
+
+def exists(case: Case) -> bool:
+    """Whether torch has the operation, and its derivative, at all."""
+    inputs = case.inputs()
+    if not case.masked:
+        chart = Chart.around([t.detach() for t in inputs], masked=False)
+        inputs = tuple(t.requires_grad_() for t in chart.from_coords(chart.point(inputs)))
+    try:
+        output = case.function(*inputs)
+        cotangents = Chart.around([output], masked=case.masked, is_output=True)
+        for index in range(min(cotangents.size, 2)):
+            along = cotangents.from_coords(torch.eye(cotangents.size, dtype=torch.float64)[index])
+            gradients = torch.autograd.grad(output, inputs, along, retain_graph=True)
+            whole = [gradient.to_dense() for gradient in gradients]
+    except (RuntimeError, TypeError):
+        return False
+    pairs = zip(inputs, gradients, strict=True)
+    return len(whole) == len(inputs) and all(
+        x.layout is not torch.strided or gradient.layout is torch.strided for x, gradient in pairs
+    )
+
+
+@each_kind
+@each_dtype
+@each_masked
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_what_torch_has_passes(operation, kind, dtype, masked):
+    """Whatever torch can compute and differentiate; what it cannot is no pass."""
+    case = Case(operation, kind, dtype, masked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = verdict(covector.gradcheck, case.function, case.inputs(), masked)
+        assert (ours is True) == (exists(case) and str(case) not in DEFECTS)
+        if ours is True:
+            assert covector.gradcheck(case.function, case.inputs(), masked=masked, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("operations", "dtype"),
+    [(IN, DTYPES[0]), (OUT, DTYPES[0]), (BOTH, DTYPES[0]), (IN, DTYPES[1]), (BOTH, DTYPES[1])],
+    ids=["in, real", "out, real", "both, real", "in, complex", "both, complex"],
+)
+@each_masked
+def test_every_kind_is_covered(operations, dtype, masked):
+    """For each side and layout some operation passes; torch makes no complex tensor sparse differentiably.
+
+    Complex outputs of strided inputs are covered by the custom Functions below.
+    """
+    passed = set()
+    for operation in operations:
+        for kind in KINDS:
+            case = Case(operation, kind, dtype, masked)
+            if kind not in passed and verdict(covector.gradcheck, case.function, case.inputs(), masked):
+                passed.add(kind)
+    assert passed == set(KINDS)
+
+
+# Wrong derivatives
+
+FACTOR = {torch.float64: 1.5, torch.complex128: 1.5 - 0.5j}
+
+
+def _right(values: Tensor, factor: complex) -> Tensor:
+    return values * torch.tensor(factor, dtype=values.dtype).conj()
+
+
+FAULTS: dict[str, Callable[[Tensor, complex], Tensor]] = {
+    "right": _right,
+    "scaled": lambda values, factor: 1.1 * _right(values, factor),
+    "wrong mask": lambda values, factor: _right(values, factor).reshape(-1).roll(1).reshape(values.shape),
+    "dropped element": lambda values, factor: (
+        _right(values, factor).reshape(-1).index_fill(0, torch.tensor([0]), 0).reshape(values.shape)
+    ),
+    "missing conjugate": lambda values, factor: values * factor,
+}
+
+
+def pattern_of(x: Tensor) -> Pattern:
+    """Where a gradient may have values: once for each element."""
+    return Pattern.of(x.detach().coalesce() if x.layout is torch.sparse_coo else x.detach())
+
+
+def dense(x: Tensor) -> Tensor:
+    return x.detach() if x.layout is torch.strided else x.detach().to_dense()
+
+
+def multiplied(
+    side: str, template: Tensor, fault: Callable[[Tensor, complex], Tensor], factor: complex
+) -> Callable[[Tensor], Tensor]:
+    """X -> factor x, sparse on some sides, with a backward that has a fault."""
+    target = pattern_of(template)
+
+    class Multiplied(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.set_materialize_grads(False)  # torch has no zeros in block layouts
+            ctx.pattern = target if side == "out" else pattern_of(x)
+            ctx.shape = x.shape
+            values = factor * dense(x).reshape(-1)[ctx.pattern.positions]
+            y = ctx.pattern.build(values)
+            return y.to_dense() if side == "in" else y
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
+            if g is None:
+                return None
+            values = fault(dense(g).reshape(-1)[ctx.pattern.positions], factor)
+            return ctx.pattern.build(values).to_dense() if side == "out" else ctx.pattern.build(values)
+
+    return Multiplied.apply
+
+
+@each_kind
+@each_dtype
+@each_masked
+@each_side
+def test_wrong_derivatives_are_rejected(side, kind, dtype, masked):
+    """And the right one is not; where the original gets to a verdict, it is the same one."""
+    template = KINDS[kind](dtype, 0)
+    for name, fault in FAULTS.items():
+        right = name == "right" or (name == "missing conjugate" and not dtype.is_complex)
+        function = multiplied(side, template, fault, FACTOR[dtype])
+        x = numbers(*template.shape, dtype=dtype) if side == "out" else template.clone()
+        x.requires_grad_()
+        for fast in (False, True):
+            report = covector.check(function, x, masked=masked, fast_mode=fast)
+            assert bool(report) == right, f"{name}: {report}"
+        assert verdict(original, function, x, masked) in (right, None), name
+
+
+def test_the_entry_is_named_by_its_index():
+    """Not by its place among the values."""
+    function = multiplied("in", csr().detach(), FAULTS["dropped element"], 1.5)
+    for masked in MASKED:
+        found = failed(function, csr(), masked=masked)["reverse mode"]
+        assert str(found.mismatches[0].entry) == "d output[0, 0] / d x[0, 0]"
+    function = multiplied("in", csr(torch.complex128).detach(), FAULTS["dropped element"], 1.5)
+    entries = [str(m.entry) for m in failed(function, csr(torch.complex128))["reverse mode"].mismatches]
+    assert "d output[0, 0].imag / d x[0, 0].imag" in entries
+
+
+# The kind of a gradient
+
+
+def gradient_as(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """X -> dense(x), with the right numbers in a gradient of another kind."""
+
+    class ToDense(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.x = x.detach()
+            return x.to_dense()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return change(g, ctx.x)
+
+    return ToDense.apply
+
+
+def _without_first(g: Tensor, x: Tensor) -> Tensor:
+    g = g.clone()
+    g[0, 0] = 0
+    return g.to_sparse(layout=x.layout)
+
+
+GRADIENTS = {
+    "strided": (lambda g, x: g, True, "has layout torch.strided, expected torch.sparse_csr"),
+    "strided, unmasked": (lambda g, x: g, False, "has layout torch.strided, expected torch.sparse_csr"),
+    "beyond the mask": (
+        lambda g, x: g.to_sparse_csr(),
+        True,
+        "goes beyond the mask: it specifies [0, 1], which is not specified in the input",
+    ),
+    "lacks an element": (
+        _without_first,
+        False,
+        "does not specify x[0, 0], by which the derivative is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_kind_of_a_gradient_is_reported_by_name(name):
+    change, masked, text = GRADIENTS[name]
+    found = failed(gradient_as(change), csr(), masked=masked)["gradient kind"]
+    assert found.summary.startswith("the gradient for x ")
+    assert text in found.summary
+
+
+def test_another_sparse_layout_is_reported():
+    """Torch's engine itself accepts a gradient of another sparse layout."""
+    found = failed(gradient_as(lambda g, x: g.to_sparse_csc()), csr(), masked=True)
+    text = " ".join(finding.summary for finding in found.values())
+    assert "sparse_csc" in text.lower().replace("sparsecsc", "sparse_csc")
+
+
+@pytest.mark.parametrize(
+    ("function", "masked", "text"),
+    [
+        (lambda x: torch.mm(x, torch.ones(6, 2, dtype=torch.float64)), False, "has layout torch.strided"),
+        (lambda x: x.to_dense(masked_grad=False), True, "goes beyond the mask"),
+    ],
+    ids=["strided", "beyond the mask"],
+)
+def test_torch_s_own_gradients_are_a_remark(function, masked, text):
+    """Their numbers are right, and the user cannot change them."""
+    report = covector.check(function, csr(), masked=masked)
+    assert report
+    assert text in next(f for f in report.findings if f.check == "gradient kind").summary
+    assert f"remark: the gradient for x {text}" in str(report)
+
+
+def test_zeros_that_a_gradient_leaves_out_are_no_fault():
+    """to_sparse drops them."""
+    assert covector.gradcheck(lambda x: x.to_dense(masked_grad=False)[:2], csr(), masked=False)
+
+
+def test_a_dtype_that_is_asked_for():
+    class Narrow(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.pattern = Pattern.of(x.detach())
+            return x.to_dense()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return ctx.pattern.build(g.reshape(-1)[ctx.pattern.positions].to(torch.float32))
+
+    report = covector.check(Narrow.apply, csr(), masked=True, check_grad_dtypes=True)
+    found = next(f for f in report.findings if f.check == "gradient kind")
+    # torch casts a gradient to the dtype of its input, so nothing is left to complain about.
+    assert found.outcome is Outcome.PASSED
+
+
+def test_a_backward_that_ignores_the_indices_of_the_cotangent():
+    """It is right only for the cotangents that specify what the output does."""
+
+    class Careless(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.pattern = pattern_of(x)
+            return ctx.pattern.build(2 * dense(x).reshape(-1)[ctx.pattern.positions])
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            padded = torch.zeros(ctx.pattern.values_shape, dtype=g.dtype)
+            padded[: g._nnz()] = 2 * g.values()
+            return ctx.pattern.build(padded)
+
+    assert covector.gradcheck(Careless.apply, csr(), masked=True)
+    assert set(failed(Careless.apply, csr(), masked=False)) == {"unspecified cotangents"}
+    assert verdict(original, Careless.apply, csr(), masked=False) is False
+
+
+def test_an_output_that_specifies_other_elements_nearby():
+    """Masked, what the output leaves out is no part of it, so it must not come and go."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    found = failed(lambda x: x.to_sparse(), x, masked=True)["purity"]
+    assert "specifies other elements at a nearby point, for example [0, 1]" in found.summary
+    assert verdict(original, lambda x: x.to_sparse(), x, masked=True) is False
+    assert covector.gradcheck(lambda x: x.to_sparse(), x, masked=False)
+
+
+# Doors, options, and the caller
+
+
+@each_masked
+def test_second_order(masked):
+    """The original refuses it; wrong second derivatives are rejected."""
+    assert covector.gradgradcheck(lambda x: x * x, coo(), masked=masked)
+    assert covector.gradgradcheck(
+        lambda x, d: torch.sparse.mm(x, d),
+        (coo(), numbers(6, 2, dtype=torch.float64).requires_grad_()),
+        masked=masked,
+    )
+    with pytest.raises(covector.GradcheckError, match="FAILED"):
+        covector.gradgradcheck(lambda x: Saved.apply(x), coo(), masked=masked)
+
+
+class Saved(Function):
+    """x * x, whose backward forgets that it depends on x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x.detach()
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g * ctx.x
+
+
+def test_second_order_that_torch_lacks_is_named():
+    with pytest.raises(
+        covector.GradcheckError, match="UNSUPPORTED: torch does not have a derivative of aten::_s"
+    ):
+        covector.gradgradcheck(lambda x: torch.sparse.sum(x, 0), coo(), masked=True)
+    with pytest.raises(UnsupportedError, match="does not have a derivative of _to_sparse for complex"):
+        covector.gradgradcheck(lambda x: x.to_dense(masked_grad=False), coo(torch.complex128))
+
+
+@each_kind
+def test_forward_mode_is_unsupported_by_name(kind):
+    x = KINDS[kind](torch.float64, 0).requires_grad_()
+    with pytest.raises(
+        covector.GradcheckError,
+        match=f"forward mode: UNSUPPORTED: torch has no forward mode for inputs of layout {x.layout}",
+    ):
+        covector.gradcheck(
+            lambda x: x.to_dense(), x, masked=True, check_backward_ad=False, check_forward_ad=True
+        )
+
+
+def test_forward_mode_of_a_dense_input_through_a_sparse_constant():
+    """Torch lacks what that needs, and says so in a hundred lines."""
+    x = numbers(6, 2, dtype=torch.float64).requires_grad_()
+    matrix = csr().detach()
+    assert covector.gradcheck(lambda x: matrix @ x, x)
+    with pytest.raises(
+        covector.GradcheckError, match="UNSUPPORTED: torch has no forward-mode rule for aten::"
+    ):
+        covector.gradcheck(lambda x: matrix @ x, x, check_forward_ad=True)
+
+
+def test_batched_gradients_are_unsupported_by_name():
+    with pytest.raises(
+        covector.GradcheckError, match=r"torch has no vmap over tensors of layout torch.sparse_csr"
+    ):
+        covector.gradcheck(lambda x: x.to_dense(), csr(), masked=True, check_batched_grad=True)
+
+
+def test_trees_keywords_and_a_sample():
+    """Sparse tensors stand wherever tensors may."""
+
+    def function(tree: dict[str, Tensor], scale: Tensor) -> dict[str, Tensor]:
+        return {"product": scale * tree["x"].to_dense(), "same": tree["x"].clone()}
+
+    x, scale = csr(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    assert covector.check(function, ({"x": x},), {"scale": scale})
+    assert covector.check(function, ({"x": x},), {"scale": scale}, max_entries=5)
+    assert covector.check(function, ({"x": x.detach()},), {"scale": scale.detach()}, argnums=0)
+
+
+def test_a_sparse_parameter_of_a_module():
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(coo().detach())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.weight, x)
+
+    assert covector.check(Layer(), (numbers(6, 2, dtype=torch.float64),), masked=True)
+
+
+def test_a_function_that_closes_over_its_input():
+    """Masked it is differenced in place; unmasked there is no place for the elements that x lacks."""
+    for x in (csr(), coo()):
+        before = x.detach().clone()
+        assert covector.gradcheck(lambda _: x.to_dense(), x, masked=True)
+        with pytest.raises(UnsupportedError, match="specifies too few elements for masked=False"):
+            covector.gradcheck(lambda _: x.to_dense(), x, masked=False)
+        assert torch.equal(x.detach().to_dense(), before.to_dense())
+        assert x.grad is None
+
+
+@each_kind
+@each_masked
+def test_nothing_of_the_caller_changes(kind, masked):
+    """Also when the function raises, or writes to what it is given."""
+    x = KINDS[kind](torch.float64, 0).requires_grad_()
+    before = x.detach().clone()
+    calls = 0
+
+    def raises_later(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise KeyError("later")
+        return 2 * x
+
+    def writes(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            Chart.around([x], masked=True).point([x]).mul_(2)
+        return 2 * x
+
+    with pytest.raises(KeyError):
+        covector.gradcheck(raises_later, x, masked=masked)
+    covector.check(writes, x, masked=masked)
+    assert torch.equal(x.detach().to_dense(), before.to_dense())
+    assert Pattern.of(x.detach()).indices[0].equal(Pattern.of(before).indices[0])
+    assert x.requires_grad
+    assert x.grad is None
+    assert x.grad_fn is None
+
+
+@each_masked
+def test_the_function_runs_once_for_each_difference(masked):
+    """An elementwise function takes two differences in all, a sum two for each coordinate."""
+    x = csr()
+    size = x.values().numel() if masked else x.numel()
+    assert covector.check(lambda x: 2 * x, x, masked=masked).evaluations == 1 + 2
+    assert covector.check(lambda x: x.sum(), x, masked=masked).evaluations == 1 + 2 * size
+
+
+def test_no_warning_is_emitted():
+    """That torch cannot batch sparse tensors is known beforehand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = coo()
+        covector.gradcheck(lambda x: x.to_dense(), x, masked=True)
+        covector.gradcheck(lambda x: x.to_dense(), x, masked=False)
+
+
+@pytest.mark.parametrize("masked", MASKED)
+def test_without_elements(masked):
+    """Nothing specified, no rows, no dimensions."""
+    empty = torch.zeros(2, 3, dtype=torch.float64).to_sparse_csr().requires_grad_()
+    assert covector.gradcheck(lambda x: x.to_dense(masked_grad=masked), empty, masked=masked)
+    empty = torch.zeros(0, 3, dtype=torch.float64).to_sparse().requires_grad_()
+    assert covector.gradcheck(lambda x: x.to_dense(), empty, masked=masked)
+    scalar = torch.tensor(2.0, dtype=torch.float64).to_sparse().requires_grad_()
+    assert covector.gradcheck(lambda x: x.to_dense(), scalar, masked=masked)
+
+
+def test_float32_is_differenced_in_double_precision():
+    x = coo().detach().to(torch.float32).requires_grad_()
+    for masked in MASKED:
+        assert covector.gradcheck(lambda x: x * x, x, masked=masked)
+
+
+def test_duplicates_are_coordinates_of_their_own():
+    x = KINDS["COO, uncoalesced"](torch.float64, 0).requires_grad_()
+    report = covector.check(lambda x: x.to_dense(masked_grad=True), x, masked=True)
+    assert report
+    assert "24 x 5 entries" in report.method
+
+
+# Bad input
+
+
+def _jagged() -> Tensor:
+    parts = [torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+
+
+def _broken() -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.tensor([[0, 9]]), torch.ones(2, dtype=torch.float64), (3,), check_invariants=False
+    ).requires_grad_()
+
+
+def _unsorted() -> Tensor:
+    return torch.sparse_csr_tensor(
+        torch.tensor([0, 2]),
+        torch.tensor([1, 0]),
+        torch.ones(2, dtype=torch.float64),
+        (1, 2),
+        check_invariants=False,
+    ).requires_grad_()
+
+
+BAD_INPUT = {
+    "nested": (
+        lambda: covector.gradcheck(lambda x: x, _jagged()),
+        "x is a nested tensor, which is not supported",
+    ),
+    "broken": (
+        lambda: covector.gradcheck(lambda x: x.to_dense(), _broken()),
+        "x violates the invariants of torch.sparse_coo: size is inconsistent with indices",
+    ),
+    "unsorted": (
+        lambda: covector.gradcheck(lambda x: x.to_dense(), _unsorted()),
+        "x violates the invariants of torch.sparse_csr",
+    ),
+    "integers": (
+        lambda: covector.check(
+            lambda x: x.to_dense(), torch.eye(2, dtype=torch.int64).to_sparse(), argnums=0
+        ),
+        "holds no floating-point or complex tensor: x is sparse_coo torch.int64",
+    ),
+    "integers without argnums": (
+        lambda: covector.gradcheck(lambda x: x.to_dense(), torch.eye(2, dtype=torch.int64).to_sparse()),
+        "no input requires grad, so there is nothing to check: x is sparse_coo torch.int64 without grad",
+    ),
+    "nested output": (lambda: covector.gradcheck(lambda x: _jagged(), csr()), "an output is a nested tensor"),
+    "broken output": (
+        lambda: covector.gradcheck(lambda x: _broken(), csr()),
+        "an output violates the invariants of torch.sparse_coo",
+    ),
+    "not a checker": (lambda: covector.as_sparse_gradcheck(3), "expected a function like gradcheck, got 3"),
+    "decorated, broken": (
+        lambda: covector.as_sparse_gradcheck(torch.autograd.gradcheck)(lambda x: x.to_dense(), _broken()),
+        "input 0 violates the invariants",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name):
+    """A clear error of our own, never a verdict, never a crash."""
+    act, text = BAD_INPUT[name]
+    with pytest.raises((ArgumentTypeError, OutputError, ValueError), match=re.escape(text)) as caught:
+        act()
+    assert isinstance(caught.value, CovectorError)
+
+
+def test_an_unsupported_layout_names_the_supported_ones():
+    from covector._chart import SUPPORTED, refusal
+
+    class Odd:
+        is_nested, layout = False, "torch.odd"
+
+    assert SUPPORTED == "strided, mkldnn, sparse_coo, sparse_csr, sparse_csc, sparse_bsr, sparse_bsc"
+    assert f"has layout torch.odd, which is not supported (supported are {SUPPORTED})" in refusal(Odd())
+
+
+# The decorator
+
+CHECKERS = {
+    "torch": torch.autograd.gradcheck,
+    "torch, fast": functools.partial(torch.autograd.gradcheck, fast_mode=True),
+    "ours": covector.gradcheck,
+    "ours, partial": functools.partial(covector.gradcheck, atol=1e-6),
+}
+
+
+@pytest.mark.parametrize("name", CHECKERS)
+@each_kind
+@each_masked
+def test_the_decorator(name, kind, masked):
+    """Any checker of strided functions becomes one of sparse functions."""
+    checker = covector.as_sparse_gradcheck(CHECKERS[name])
+    assert checker.__name__ == "gradcheck"
+    template = KINDS[kind](torch.float64, 0)
+    for side in ("in", "out", "both"):
+        x = numbers(*template.shape, dtype=torch.float64) if side == "out" else template.clone()
+        x.requires_grad_()
+        for fault in ("right", "scaled"):
+            function = multiplied(side, template, FAULTS[fault], 1.5)
+            ours, theirs = (verdict(each, function, x, masked) for each in (checker, original))
+            # What torch cannot build from its values, in a batch, is not checked by either.
+            assert ours == (fault == "right") or (theirs is None and not ours)
+
+
+def test_the_decorator_on_second_derivatives_and_reports():
+    twice = covector.as_sparse_gradcheck(torch.autograd.gradgradcheck)
+    assert twice(
+        lambda x, d: torch.sparse.mm(x, d), (coo(), numbers(6, 2, dtype=torch.float64).requires_grad_())
+    )
+    report = covector.as_sparse_gradcheck(covector.check)(lambda x: x.to_sparse_csr(), coo(), masked=True)
+    assert isinstance(report, covector.Report)
+    assert report
+
+
+def test_the_case_list_is_what_it_says():
+    cases = list(every_case())
+    assert len(cases) == len(OPERATIONS) * len(KINDS) * len(DTYPES) * len(MASKED)
+    assert {case.operation.side for case in cases} == {"in", "out", "both"}
