@@ -1,5 +1,6 @@
 """Every rule names its planted bug, word for word, and keeps silent on its near miss."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from planted import PLANTED, SQUARES, VECTOR, cubed, product, rounded, weighted
 
 import covector
+from covector.verify import evidence
 from covector.verify.rules import table
 from covector.verify.rules.table import RULES
 from mutants import (
@@ -231,6 +233,39 @@ def test_large_functions_in_fast_mode_are_diagnosed_from_a_sample():
         "(of a sample of the entries)",
     )
     assert said(cubed(lambda d: 2 * d), x, fast_mode=True)[0][0] == "factor"
+
+
+def test_a_slow_function_is_diagnosed_from_a_sample(monkeypatch):
+    """What cannot be batched is run once for each point; by this clock every run takes a second."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 6 * g
+
+    x = torch.ones(100, dtype=torch.float64, requires_grad=True)
+    quick = covector.check(Twice.apply, x)
+    monkeypatch.setattr(evidence, "perf_counter", itertools.count().__next__)
+    slow = covector.check(Twice.apply, x)
+    assert quick.evaluations - slow.evaluations > 4 * (100 - 24)
+    text = "`backward` returns 2.000 x the numeric gradient for input `x`, everywhere"
+    assert [d.evidence for d in diagnoses(quick)] == [text]
+    assert [d.evidence for d in diagnoses(slow)] == [f"{text} (of a sample of the entries)"]
+
+
+def test_a_loss_that_ignores_its_cotangent():
+    """Every entry is right, because a check asks for that of one; only linearity tells."""
+    loss = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x)
+    assert said(loss, VECTOR) == [
+        ("cotangent ignored", "`backward` returns the same gradient whatever the cotangent is")
+    ]
+    offset = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x * g.abs())
+    assert not covector.check(offset, VECTOR(0))
+    assert said(offset, VECTOR) == []
 
 
 def test_a_derivative_that_raises_may_be_stale_too():

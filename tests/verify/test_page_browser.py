@@ -162,6 +162,7 @@ def test_without_a_script_the_tables_are_readable(opened):
     page = opened(covector.check(WRONG, (x, w)), java_script_enabled=False)
     assert page.locator("canvas").first.is_hidden()
     assert page.locator("#theme").is_hidden()
+    assert page.locator("#zoom-in").is_hidden()
     assert page.locator("code.no-js", has_text="d output / d w").is_visible()
     page.click("summary:has-text('d output / d w as a table')")
     assert page.locator("td", has_text="-2 / -1").first.is_visible()

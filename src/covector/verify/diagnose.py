@@ -54,11 +54,21 @@ def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, .
     if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
         return findings  # other entries the next time
     return tuple(
-        replace(found, diagnoses=diagnoses(Case(d, found, found.check)))
-        if found.check in _MODES and found.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
+        replace(found, diagnoses=diagnoses(Case(d, found, mode)))
+        if (mode := _mode(found, findings))
         else found
         for found in findings
     )
+
+
+def _mode(found: Finding, findings: tuple[Finding, ...]) -> str:
+    """The mode that a finding is about, if it is one to be diagnosed."""
+    if found.outcome not in (Outcome.FAILED, Outcome.INCONCLUSIVE):
+        return ""
+    if found.check in _MODES:
+        return found.check
+    right = any(f.check == "reverse mode" and f.outcome is Outcome.PASSED for f in findings)
+    return "reverse mode" if found.check == "linearity" and right else ""
 
 
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -24,20 +25,33 @@ from covector.verify.report import Entry, Mismatch
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be looked at: entries in all, columns one by one; else rows and columns of a sample."""
+    """How much may be looked at: entries in all; else rows and columns of a sample, and their numbers.
+
+    Where a function cannot be batched, every column takes four runs of it, and these take no more than
+    `seconds`.
+    """
 
     entries: int
-    singly: int
     sample: int
     numbers: int
+    seconds: float
 
-    def count(self, height: int, width: int) -> int:
-        """How many rows and columns a sample has: fewer where each is long."""
-        return min(self.sample, max(16, self.numbers // (height + width)))
+    def columns(self, problem: Problem) -> int:
+        """How many columns may be differenced."""
+        height, width = problem.outputs.size, problem.inputs.size
+        few = min(self.sample, max(16, self.numbers // (height + width)))
+        many = width if height * width <= self.entries else few
+        if problem.batchable:
+            return many
+        started = perf_counter()
+        problem.values(problem.point[None], batch=False)
+        affordable = int(self.seconds / (4 * (perf_counter() - started)))
+        return min(many, max(_LEAST, affordable))
 
 
-DIAGNOSIS = Budget(entries=1 << 19, singly=128, sample=48, numbers=1 << 25)
-PAGE = Budget(entries=1 << 23, singly=4096, sample=1024, numbers=1 << 26)
+_LEAST = 8
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, numbers=1 << 25, seconds=1.0)
+PAGE = Budget(entries=1 << 23, sample=1024, numbers=1 << 26, seconds=30.0)
 
 
 @dataclass(frozen=True)
@@ -107,10 +121,9 @@ def gather(d: Derivatives, mode: str, mismatches: Sequence[Mismatch], budget: Bu
     problem = d.problem
     height, width = problem.outputs.size, problem.inputs.size
     rows, columns = torch.arange(height), torch.arange(width)
-    # Without batches every column takes four runs of the function.
-    whole = height * width <= budget.entries and (problem.batchable or width <= budget.singly)
+    count = budget.columns(problem)
+    whole = count == width
     if not whole:
-        count = budget.count(height, width)
         rows = _spread(height, count, [m.row for m in mismatches])
         columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(d, mode, rows, columns)

@@ -84,6 +84,7 @@ RULES = (
         inputs.ignored,
         "the gradient is the same whatever the cotangent is",
         "grad_output, by which `backward` has to multiply",
+        entries=False,
     ),
     Rule(
         "saved intermediate",
