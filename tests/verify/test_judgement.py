@@ -1111,3 +1111,37 @@ def test_a_relative_tolerance_below_that_of_shared_cells():
     report = report_of(Cubed.apply, x, rtol=1e-9, atol=0.0)
     assert report.outcome is FAILED
     assert report.worst.check == "reverse mode"
+
+
+class Refusing(torch.autograd.Function):
+    """The square root, which raises outside its domain; its backward is off by a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        if (x < 0).any():
+            raise ValueError("outside the domain")
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sqrt()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return ctx.factor * g / (2 * x.sqrt()), None
+
+
+@pytest.mark.parametrize("at", [0.001, 0.5])
+def test_a_wide_step_that_the_function_refuses(at):
+    """The second look takes wide steps; one that leaves the domain says nothing about the derivative."""
+    x = torch.tensor([at, 0.7], dtype=torch.float64, requires_grad=True)
+    assert covector.check(lambda x: Refusing.apply(x, 1.0), x).outcome is PASSED
+    report = covector.check(lambda x: Refusing.apply(x, 2.0), x)
+    assert report.outcome is FAILED
+    assert report.worst.mismatches[0].numeric == pytest.approx(0.5 / at**0.5)
+
+
+def test_a_near_step_that_the_function_refuses():
+    """Where the first look leaves the domain, the function's own exception is the answer."""
+    x = torch.tensor([1e-9, 0.7], dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match="outside the domain"):
+        covector.check(lambda x: Refusing.apply(x, 1.0), x)

@@ -19,6 +19,9 @@ _STEPS = 11
 _RATIO = 4.0
 _LARGEST = 2.0**-5
 
+# The first steps, those larger than the ones that torch's checker takes too, may leave the domain.
+_FAR = 7
+
 
 @dataclass(frozen=True)
 class Family:
@@ -90,7 +93,7 @@ def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> 
     steps = _LARGEST * _RATIO ** -torch.arange(_STEPS, dtype=torch.float64)
     moves = steps[:, None] * (direction * scale)
     points = torch.cat([problem.point + moves, problem.point - moves, problem.point[None]])
-    values = problem.values(points, batch=batch)
+    values = _values(problem, points, batch)
     plus, minus, here = values[:_STEPS], values[_STEPS : 2 * _STEPS], values[-1]
     central = (plus - minus) / (2 * steps[:, None])
     best, value, bound = _extrapolated(central, plus, minus, steps, problem.rounding)
@@ -106,6 +109,28 @@ def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> 
         plus.isfinite().any(0) | minus.isfinite().any(0),
         here.isfinite(),
     )
+
+
+def _values(problem: Problem, points: Tensor, batch: bool) -> Tensor:
+    """The outputs at the point and around it; NaN at the far points that the function refuses.
+
+    A wide step may leave the domain (the interval of a probability, say), and then a function may raise.
+    """
+    try:
+        return problem.values(points, batch=batch)
+    except (RuntimeError, ValueError) as error:
+        if error is not problem.raised:
+            raise
+    rows = []
+    for index, point in enumerate(points):
+        try:
+            rows.append(problem.values(point[None], batch=False)[0])
+        except (RuntimeError, ValueError):
+            near = index == len(points) - 1 or index % _STEPS >= _FAR
+            if near or problem.raised is None:
+                raise
+            rows.append(torch.full((problem.outputs.size,), torch.nan, dtype=torch.float64))
+    return torch.stack(rows)
 
 
 def _extrapolated(
