@@ -5,6 +5,7 @@ from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
 from covector.transforms.hessian import hessian
 from covector.transforms.jacfwd import jacfwd
+from covector.transforms.jacobian import jacobian, value_and_jacobian
 from covector.transforms.jacrev import jacrev
 from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
@@ -25,8 +26,10 @@ __all__ = [
     "gradgradcheck",
     "hessian",
     "jacfwd",
+    "jacobian",
     "jacrev",
     "jvp",
     "linearize",
+    "value_and_jacobian",
     "vjp",
 ]

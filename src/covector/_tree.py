@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -148,6 +149,12 @@ class Arguments:
             trees.append(unflatten(values[start : start + count], slot.spec))
             start += count
         return trees[0] if self.single else tuple(trees)
+
+    def at(self, leaves: list[Any]) -> Arguments:
+        """The same call at other leaves."""
+        moved = copy(self)
+        moved.leaves = leaves
+        return moved
 
     def only(self, wanted: Callable[[Any], bool]) -> Arguments:
         """Keep, of the leaves to differentiate, those that satisfy a condition."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
-from covector._tree import Evaluation
+from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
 Run = Callable[[list[Any]], Evaluation]
@@ -172,6 +172,11 @@ class Recording(NamedTuple):
                 outputs.append(output)
                 along.append(cotangent)
         return _pull(self.scope, outputs, along, self.variables, keep=keep)
+
+    def part(self, output: int, variable: int) -> Recording:
+        """The same run, seen as a function of one variable with one output."""
+        evaluation = Evaluation([self.evaluation.outputs[output]], LEAF, [], None)
+        return Recording(evaluation, [self.outputs[output]], [self.variables[variable]], self.scope)
 
     def is_flat(self, which: Sequence[int]) -> bool:
         """Whether the derivative of these outputs is zero, by the pullback of ones."""

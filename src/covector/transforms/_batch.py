@@ -1,0 +1,90 @@
+"""Samples: functions that treat a batch sample by sample, and the Jacobian of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._engine import levels
+from covector._linear import LinearMap
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
+
+Blocks = list[list[Tensor]]
+
+
+def check_batch_dim(verb: str, batch_dim: Any) -> None:
+    """`batch_dim` is None or an axis counted from the front."""
+    if batch_dim is None:
+        return
+    if isinstance(batch_dim, bool) or not isinstance(batch_dim, int):
+        raise ArgumentTypeError(
+            f"{verb}: batch_dim must be None or an int, got {batch_dim!r} ({type(batch_dim).__name__})."
+        )
+    if batch_dim < 0:
+        raise ArgumentValueError(
+            f"{verb}: batch_dim={batch_dim} is negative. It is the axis of the samples in every input and "
+            "output, whatever their number of axes, so it is counted from the front: 0, 1, ..."
+        )
+
+
+def check_samples(
+    caller: Caller,
+    tensors: Sequence[Tensor],
+    batch_dim: int,
+    names: Callable[[], list[str]],
+    count: int | None = None,
+) -> int:
+    """The number of samples that these tensors have along `batch_dim`, all the same."""
+    fault = ArgumentValueError if count is None else OutputError
+    for position, tensor in enumerate(tensors):
+        shape = tuple(tensor.shape)
+        if tensor.ndim <= batch_dim:
+            raise fault(
+                f"{caller}: with batch_dim={batch_dim} the samples lie along that axis of every input and "
+                f"output, but {names()[position]} has shape {shape}, which has no axis {batch_dim}."
+            )
+        count = shape[batch_dim] if count is None else count
+        if shape[batch_dim] != count:
+            raise fault(
+                f"{caller}: with batch_dim={batch_dim} every input and output has the same number of "
+                f"samples, but {names()[position]} has shape {shape}: {shape[batch_dim]} along axis "
+                f"{batch_dim} instead of {count}."
+            )
+    assert count is not None
+    return count
+
+
+def check_batchwise(caller: Caller, derivative: LinearMap, directions: list[Tensor], products: Blocks) -> None:
+    """A random direction through the map gives what the Jacobians of the samples give for it.
+
+    `products` holds, for each image of the map, the product of the samples' Jacobians with the
+    direction, and the same product of absolute values, which says how exact it can be.
+    """
+    with torch.no_grad():
+        images = derivative.apply(directions)
+        for image, (expected, size) in zip(images, products, strict=True):
+            tolerance = torch.finfo(expected.dtype).eps ** 0.5
+            wrong = (image - expected).abs() > tolerance * (size + size.amax())
+            if bool(levels.bare(wrong.any()).any()):
+                raise OutputError(
+                    f"{caller}: batch_dim asks for the Jacobian of each sample, but the function mixes the "
+                    "samples: an output of one depends on the input of another (as batch normalization in "
+                    "training mode, or a sum over the batch, does). Leave batch_dim out for the whole "
+                    "Jacobian."
+                )
+
+
+def random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Random directions, the same ones each time, without touching the caller's random state."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(tuple(t.shape), dtype=torch.float64, generator=generator) + 0.5).to(t) for t in tensors
+    ]
+
+
+def samples_first(stack: Tensor, axis: int) -> Tensor:
+    """Images of directions, which are stacked in front, with the axis of the samples before that."""
+    return stack.movedim(axis + 1, 0)
