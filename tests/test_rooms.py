@@ -24,10 +24,16 @@ PUBLIC = [
     "gradcheck",
     "gradgradcheck",
     "hessian",
+    "hessian_blocks",
+    "hessian_diagonal",
+    "hvp",
     "jacfwd",
+    "jacobian",
     "jacrev",
     "jvp",
     "linearize",
+    "value_and_jacobian",
+    "vhp",
     "vjp",
 ]
 

@@ -4,6 +4,8 @@ from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
 from covector.transforms.hessian import hessian
+from covector.transforms.hessian_blocks import hessian_blocks, hessian_diagonal
+from covector.transforms.hvp import hvp, vhp
 from covector.transforms.jacfwd import jacfwd
 from covector.transforms.jacobian import jacobian, value_and_jacobian
 from covector.transforms.jacrev import jacrev
@@ -25,11 +27,15 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "hessian",
+    "hessian_blocks",
+    "hessian_diagonal",
+    "hvp",
     "jacfwd",
     "jacobian",
     "jacrev",
     "jvp",
     "linearize",
     "value_and_jacobian",
+    "vhp",
     "vjp",
 ]

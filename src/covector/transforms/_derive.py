@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from covector.transforms._plan import (
 )
 
 Coordinates = Chart | Repeated
+Choose = Callable[[int, int], tuple[str, str]]
 
 _ASKED = "it was asked for"
 
@@ -79,6 +81,10 @@ class Problem(NamedTuple):
         """The coordinates of what the function returned."""
         return Chart.of(outputs) if self.samples is None else Repeated.of(outputs, self.samples.outputs)
 
+    def at(self, leaves: list[Any]) -> Problem:
+        """The same function at another point."""
+        return self._replace(arguments=self.arguments.at(leaves))
+
     def pullback(self) -> Pullback:
         """The derivative by reverse mode."""
         return Pullback(self.caller, self.run, self.arguments)
@@ -92,19 +98,19 @@ class Derived(NamedTuple):
     plan: Plan
 
 
-def derive(problem: Problem, options: Options) -> Derived:
+def derive(problem: Problem, options: Options, choose: Choose = by_sizes) -> Derived:
     """The Jacobian by the mode that is asked for, or that seems best."""
     if options.max_memory is not None:
-        return _within_memory(problem, options)
+        return _within_memory(problem, options, choose)
     if options.mode == "forward":
         return _by_columns(problem, options, _ASKED)
     pullback = problem.pullback()
     outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     if options.mode == "reverse":
         return _by_rows(problem, pullback, outputs, inputs, options, _ASKED)
-    mode, reason = by_sizes(outputs.size, inputs.size)
+    mode, reason = choose(outputs.size, inputs.size)
     if mode == "forward":
-        if worth_a_trial(outputs.size, inputs.size) and not levels.active():
+        if choose is by_sizes and worth_a_trial(outputs.size, inputs.size) and not levels.active():
             mode, reason = _by_trial(problem, pullback, outputs, inputs)
         if mode == "forward":
             try:
@@ -263,11 +269,11 @@ def _placed(product: Tensor, like: Tensor, axis: int) -> Tensor:
 # Memory
 
 
-def _within_memory(problem: Problem, options: Options) -> Derived:
+def _within_memory(problem: Problem, options: Options, choose: Choose) -> Derived:
     """The Jacobian by the mode that fits, in chunks that fit."""
     outputs, needed = _size_up(problem, options)
     inputs = problem.inputs()
-    first, reason = by_sizes(outputs.size, inputs.size)
+    first, reason = choose(outputs.size, inputs.size)
     if needed > options.max_memory:
         first, reason = "forward", f"a graph of up to {in_units(needed)} would not fit"
     order = {"forward": ("forward", "reverse"), "reverse": ("reverse", "forward")}[first]

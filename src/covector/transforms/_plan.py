@@ -26,7 +26,10 @@ TRIAL = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """How a Jacobian was computed: `chunk` directions at once, each a row (reverse) or a column (forward)."""
+    """How a Jacobian was computed: `chunk` directions at once, each a row (reverse) or a column (forward).
+
+    Of a Hessian it says how the Jacobian of the gradient was computed.
+    """
 
     mode: str
     outputs: int
@@ -36,12 +39,11 @@ class Plan:
     max_memory: int | None = None
 
     def __str__(self) -> str:
-        rows = self.mode != "forward"
-        count, kind = (self.outputs, "row") if rows else (self.inputs, "column")
+        count, kind = (self.inputs, "column") if self.mode == "forward" else (self.outputs, "row")
         limit = "" if self.max_memory is None else f", within {in_units(self.max_memory)} above the result"
         return (
-            f"{self.mode} mode: {count} {kind}{'' if count == 1 else 's'} of a {self.outputs} x "
-            f"{self.inputs} Jacobian, {self.chunk} at once{limit}, because {self.reason}"
+            f"{self.mode} mode: {count} {kind}{'' if count == 1 else 's'} of {self.outputs} x "
+            f"{self.inputs}, {self.chunk} at once{limit}, because {self.reason}"
         )
 
 
@@ -52,6 +54,17 @@ def by_sizes(outputs: int, inputs: int) -> tuple[str, str]:
     if outputs > inputs:
         return "reverse", f"{outputs} outputs are too few for forward mode to pay"
     return "reverse", f"{outputs} outputs are no more than {inputs} inputs"
+
+
+# Measured in benchmarks/transforms.py: forward over reverse is several times dearer than reverse over reverse.
+FEW_OUTPUTS = 4
+
+
+def by_sizes_of_gradient(outputs: int, inputs: int) -> tuple[str, str]:
+    """The mode for a Hessian, whose gradient has `outputs` elements, and why."""
+    if outputs > FEW_OUTPUTS * inputs:
+        return "forward", f"the function has more than {FEW_OUTPUTS} outputs"
+    return "reverse", f"the function has no more than {FEW_OUTPUTS} outputs"
 
 
 def worth_a_trial(outputs: int, inputs: int) -> bool:

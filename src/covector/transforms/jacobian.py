@@ -67,9 +67,9 @@ def jacobian(
         ...     return torch.stack([t.cos(), t.sin()])
         >>> jacobian_fn = covector.jacobian(circle)
         >>> jacobian_fn(torch.tensor(0.0))
-        tensor([-0., 1.])
+        tensor([0., 1.])
         >>> print(jacobian_fn.plan)
-        reverse mode: 2 rows of a 2 x 1 Jacobian, 2 at once, because 2 outputs are too few for forward mode to pay
+        reverse mode: 2 rows of 2 x 1, 2 at once, because 2 outputs are too few for forward mode to pay
     """
     caller = check_function("jacobian", func)
     options = Options(
