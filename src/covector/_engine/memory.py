@@ -17,6 +17,11 @@ class Watch(TorchDispatchMode):
     exact and repeatable; what a kernel borrows for itself while it runs is not seen.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for the compiler, which would be loaded for that."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
@@ -53,6 +58,8 @@ class Watch(TorchDispatchMode):
 def _storages(value: Any) -> Iterator[UntypedStorage]:
     """The storages of the tensors among the arguments or results of an operation."""
     if isinstance(value, Tensor):
+        if value._is_zerotensor():  # what forward mode puts where there is no tangent; it takes no memory
+            return
         try:
             yield value.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have none

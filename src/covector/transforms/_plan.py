@@ -123,7 +123,8 @@ def in_units(size: float) -> str:
 # What kernels borrow for themselves, and what the allocator holds back, is not seen by a watch.
 _SHARE = 0.8
 _MEASURED = 3
-_SECOND_CHUNK = 32
+# A single direction would not be batched, and so say little about a batch.
+_FIRST_CHUNK = 2
 
 
 class Budget:
@@ -162,17 +163,18 @@ class Budget:
 
     def _fitting(self) -> int:
         if not self._seen:
-            return 1
+            return _FIRST_CHUNK
         count, peak = self._seen[-1]
-        if peak > self._allowed and count == 1:
+        if peak > self._allowed * count:
             raise BudgetError(
-                f"{self._caller}: one direction alone needs {in_units(peak)}, and "
+                f"{self._caller}: one direction alone needs some {in_units(peak / count)}, and "
                 f"{in_units(max(0.0, self._allowed))} of max_memory can be used for it. Allow more."
             )
         if len(self._seen) == 1:
-            return max(1, min(int(self._allowed / max(peak, 1) / 4), _SECOND_CHUNK))
+            # So many take at most this many times as much, whatever the fixed part is.
+            return max(1, int(self._allowed * count / max(peak, 1)))
         before, below = self._seen[-2]
-        each = (peak - below) / (count - before) if count != before else peak / count
+        each = (peak - below) / (count - before) if count != before else 0.0
         each = each if each > 0 else max(peak, 1) / count
         fixed = max(0.0, peak - each * count)
         return max(1, int((self._allowed - fixed) / each))
