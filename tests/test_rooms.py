@@ -11,7 +11,7 @@ import covector
 SOURCE = Path(covector.__file__).parent
 
 # Left to right: a room may import from the rooms before it, and from itself.
-ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "verify", "compat"]
+ROOMS = ["errors", "_tree", "_chart", "_engine", "_linear", "transforms", "scipy", "verify", "compat"]
 
 PUBLIC = [
     "GradcheckError",

@@ -51,6 +51,13 @@ class Place(NamedTuple):
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
         return tensor
 
+    def from_parts(self, parts: Tensor) -> Tensor:
+        """The tensor with these coordinates in its own shape: what `to_real` gave.
+
+        Through views, because the derivative of `torch.complex` cannot be batched at a conjugate.
+        """
+        return torch.view_as_complex(parts.contiguous()) if self.dtype.is_complex else parts
+
     def from_real(self, coordinates: Tensor) -> Tensor:
         """The tensor with these coordinates, given with or without leading batch axes."""
         if len(self.shape) == 1 and self.dtype.is_floating_point and self.layout is torch.strided:
@@ -158,14 +165,14 @@ class Chart(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """A chart of one sample, for tensors in which `count` samples lie along one axis.
+    """A chart of one sample, for tensors in which `samples` samples lie along one axis.
 
     Each direction of its basis is a direction of one sample, taken in all samples at once.
     """
 
     sample: Chart
     axis: int
-    count: int
+    samples: int
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], axis: int) -> Repeated:
@@ -191,10 +198,8 @@ class Repeated(NamedTuple):
     def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Directions start..stop of a sample, in every sample, stacked along a new first axis."""
         rows = self.sample.basis(start, stop, like)
-        shapes = [(*row.shape[: self.axis + 1], self.count, *row.shape[self.axis + 1 :]) for row in rows]
-        return [
-            row.unsqueeze(self.axis + 1).expand(shape) for row, shape in zip(rows, shapes, strict=True)
-        ]
+        shapes = [(*row.shape[: self.axis + 1], self.samples, *row.shape[self.axis + 1 :]) for row in rows]
+        return [row.unsqueeze(self.axis + 1).expand(shape) for row, shape in zip(rows, shapes, strict=True)]
 
 
 class Sampled(NamedTuple):

@@ -57,7 +57,9 @@ def check_samples(
     return count
 
 
-def check_batchwise(caller: Caller, derivative: LinearMap, directions: list[Tensor], products: Blocks) -> None:
+def check_batchwise(
+    caller: Caller, derivative: LinearMap, directions: list[Tensor], products: Blocks
+) -> None:
     """A random direction through the map gives what the Jacobians of the samples give for it.
 
     `products` holds, for each image of the map, the product of the samples' Jacobians with the
@@ -77,12 +79,16 @@ def check_batchwise(caller: Caller, derivative: LinearMap, directions: list[Tens
                 )
 
 
-def random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Random directions, the same ones each time, without touching the caller's random state."""
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (torch.rand(tuple(t.shape), dtype=torch.float64, generator=generator) + 0.5).to(t) for t in tensors
-    ]
+def scattered_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Directions without any regularity, the same ones each time; nothing is drawn, so vmap allows it."""
+    return [_scattered(t.numel()).reshape(tuple(t.shape)).to(t.dtype).to(t.device) for t in tensors]
+
+
+def _scattered(count: int) -> Tensor:
+    """Numbers between 0.5 and 1.5: the far digits of a sine."""
+    return (torch.arange(count, dtype=torch.float64) + 1).mul(12.9898).sin().mul(43758.5453).remainder(
+        1
+    ) + 0.5
 
 
 def samples_first(stack: Tensor, axis: int) -> Tensor:

@@ -64,7 +64,7 @@ class RealForm:
         """Run the function on the tensors with these real and imaginary parts."""
         leaves = list(leaves)
         for index, place in zip(self._chosen, self._inputs, strict=True):
-            leaves[index] = place.from_real(leaves[index].reshape(-1))
+            leaves[index] = place.from_parts(leaves[index])
         evaluation = self._run(leaves)
         self._outputs = Chart.of(evaluation.outputs).places
         outputs = [p.to_real(t) for p, t in zip(self._outputs, evaluation.outputs, strict=True)]

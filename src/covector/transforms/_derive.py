@@ -17,7 +17,7 @@ from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError
-from covector.transforms._batch import Blocks, check_batch_dim, check_batchwise, random_like, samples_first
+from covector.transforms._batch import Blocks, check_batch_dim, check_batchwise, samples_first, scattered_like
 from covector.transforms._complex import check_convention
 from covector.transforms._jacobian import Request
 from covector.transforms._plan import (
@@ -122,7 +122,9 @@ def derive(problem: Problem, options: Options, choose: Choose = by_sizes) -> Der
     return _by_rows(problem, pullback, outputs, inputs, options, reason)
 
 
-def _by_trial(problem: Problem, pullback: Pullback, outputs: Coordinates, inputs: Coordinates) -> tuple[str, str]:
+def _by_trial(
+    problem: Problem, pullback: Pullback, outputs: Coordinates, inputs: Coordinates
+) -> tuple[str, str]:
     """The mode whose first few directions take less time, extrapolated to all of them."""
     forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
     try:
@@ -192,7 +194,7 @@ def _by_columns(
     chunk = options.chunk_size or inputs.size if pace is None else pace.largest
     count = sum(stack.shape[1:].numel() for stack in columns)
     if isinstance(inputs, Repeated):
-        count //= max(inputs.count, 1)
+        count //= max(inputs.samples, 1)
     plan = Plan("forward", count, inputs.size, chunk, reason, options.max_memory)
     return Derived(blocks, forward.evaluation, plan)
 
@@ -226,12 +228,14 @@ def _check_rows(problem: Problem, pullback: Pullback, blocks: Blocks, samples: S
     outputs = pullback.evaluation.outputs
     if outputs[0].shape[samples.outputs] < 2:
         return
-    cotangents = random_like(outputs)
-    vectors = [v.movedim(samples.outputs, 0).flatten(1) for v in cotangents]
-    transposed = [[rows[i].detach().flatten(1) for rows in blocks] for i in range(len(blocks[0]))]
+    cotangents = scattered_like(outputs)
+    vectors = [_per_sample(v, samples.outputs) for v in cotangents]
     products = []
-    for primal, column in zip(problem.arguments.primals(), transposed, strict=True):
-        flat = [block.reshape(len(v), v.shape[1], -1).mT for block, v in zip(column, vectors, strict=True)]
+    for primal, column in zip(problem.arguments.primals(), zip(*blocks, strict=True), strict=True):
+        flat = [
+            block.detach().reshape(*v.shape, _per_sample(primal, samples.inputs).shape[1]).mT
+            for block, v in zip(column, vectors, strict=True)
+        ]
         products.append([_placed(p, primal, samples.inputs) for p in _product(flat, vectors)])
     check_batchwise(problem.caller, pullback, cotangents, products)
 
@@ -241,22 +245,31 @@ def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, sampl
     primals = problem.arguments.primals()
     if primals[0].shape[samples.inputs] < 2:
         return
-    tangents = random_like(primals)
-    vectors = [u.movedim(samples.inputs, 0).flatten(1) for u in tangents]
+    tangents = scattered_like(primals)
+    vectors = [_per_sample(u, samples.inputs) for u in tangents]
     products = []
     for row in blocks:
-        flat = [b.detach().reshape(len(u), -1, u.shape[1]) for b, u in zip(row, vectors, strict=True)]
         sample = row[0].shape[: row[0].ndim - primals[0].ndim + 1]
-        products.append(
-            [p.reshape(sample).movedim(0, samples.outputs) for p in _product(flat, vectors)]
-        )
+        flat = [
+            block.detach().reshape(len(u), sample[1:].numel(), u.shape[1])
+            for block, u in zip(row, vectors, strict=True)
+        ]
+        products.append([p.reshape(sample).movedim(0, samples.outputs) for p in _product(flat, vectors)])
     check_batchwise(problem.caller, forward, tangents, products)
+
+
+def _per_sample(tensor: Tensor, axis: int) -> Tensor:
+    """A row for each sample."""
+    first = tensor.movedim(axis, 0)
+    return first.reshape(first.shape[0], first.shape[1:].numel())
 
 
 def _product(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
     """The sum of matrix times vector, sample by sample, and the same of absolute values."""
     plain = [(m @ v.to(m).unsqueeze(-1)).squeeze(-1) for m, v in zip(matrices, vectors, strict=True)]
-    sizes = [(m.abs() @ v.to(m).abs().unsqueeze(-1)).squeeze(-1) for m, v in zip(matrices, vectors, strict=True)]
+    sizes = [
+        (m.abs() @ v.to(m).abs().unsqueeze(-1)).squeeze(-1) for m, v in zip(matrices, vectors, strict=True)
+    ]
     return [sum(plain[1:], start=plain[0]), sum(sizes[1:], start=sizes[0])]
 
 

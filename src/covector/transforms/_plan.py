@@ -76,9 +76,7 @@ def worth_a_trial(outputs: int, inputs: int) -> bool:
 def check_mode(verb: str, mode: Any) -> None:
     """`mode` is one of three words."""
     if mode not in MODES:
-        raise ArgumentValueError(
-            f"{verb}: mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}."
-        )
+        raise ArgumentValueError(f"{verb}: mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}.")
 
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}{i}B": (1024 if i else 1000) ** power

@@ -20,7 +20,13 @@ class Question:
     """One call: the arguments bound and checked, the function made one of real tensors."""
 
     def __init__(
-        self, caller: Caller, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *, value: bool = False
+        self,
+        caller: Caller,
+        options: Options,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        value: bool = False,
     ) -> None:
         self.caller = caller
         self.options = options

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from covector._engine.attention import differentiable_attention
-from covector._engine.reverse import Run
 from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, CovectorError, UnsupportedError
@@ -53,15 +52,15 @@ class Gradient(NamedTuple):
         return evaluation._replace(outputs=gradients, aux=[*evaluation.outputs, *evaluation.aux])
 
     def pullback(self) -> Pullback:
-        """v -> v^T H, which is H v."""
+        """V -> v^T H, which is H v."""
         return Pullback(self.caller, self.run, self.arguments)
 
     def pushforward(self) -> Pushforward:
-        """u -> H u."""
+        """U -> H u."""
         return Pushforward(self.caller, self.run, self.arguments)
 
     def pushforward_of(self, position: int) -> Pushforward:
-        """u -> (the diagonal block of H for one variable) u."""
+        """U -> (the diagonal block of H for one variable) u."""
         moved = self.arguments.at(self.arguments.leaves)
         moved.chosen = [self.arguments.chosen[position]]
 

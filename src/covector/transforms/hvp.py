@@ -43,9 +43,7 @@ def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
 
 
 @outside_graphs
-def vhp(
-    func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: bool = False
-) -> tuple[Any, ...]:
+def vhp(func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a scalar function at the primals, and v^T H for one cotangent v.
 
     It takes and gives what `hvp` does: H is symmetric, so that v^T H and H v are the same tuple.
@@ -67,7 +65,12 @@ def _product(caller: Caller, primals: Any, along: Any, kind: str, has_aux: bool)
         )
     arguments = check_primals(caller, select_all(primals))
     direction = check_match(
-        caller, kind, along, arguments.primals(), flatten(primals)[1], lambda: arguments.paths(caller.function)
+        caller,
+        kind,
+        along,
+        arguments.primals(),
+        flatten(primals)[1],
+        lambda: arguments.paths(caller.function),
     )
     gradient = Gradient(caller, arguments, has_aux)
 
