@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, gradcheck
+from benchmarks import detection, gradcheck, jacobian
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -75,9 +75,10 @@ def main() -> None:
         for row in rows_of(task, options.pairs):
             rows.append(row)
             print(line(row.cells()), flush=True)
-    for row in gradcheck.rows(wanted):
-        rows.append(row)
-        print(line(row.cells()), flush=True)
+    for module in (gradcheck, jacobian):
+        for row in module.rows(wanted):
+            rows.append(row)
+            print(line(row.cells()), flush=True)
     if wanted(IMPORT):
         rows.append(import_row(min(options.pairs, 15)))
         print(line(rows[-1].cells()))
@@ -85,9 +86,15 @@ def main() -> None:
     over = sum(row.verdict == "over" for row in rows)
     print(f"\n{len(rows) - over} of {len(rows)} within target")
     shares = detection.report() if wanted(DETECTION) else []
+    beside = jacobian.report() if wanted(jacobian.JAX) else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
-        saved = {"environment": environment(), "rows": table, DETECTION: [asdict(share) for share in shares]}
+        saved = {
+            "environment": environment(),
+            "rows": table,
+            DETECTION: [asdict(share) for share in shares],
+            jacobian.JAX: beside,
+        }
         options.json.write_text(json.dumps(saved, indent=2) + "\n")
 
 

@@ -28,7 +28,7 @@ def test_docstring_example(name):
     assert results.failed == 0, report
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/jacobians.md"])
 def test_page(page):
     """Every Python block of the page runs, in order, and gives what it shows."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -94,8 +94,8 @@ def test_operators_of_single_precision():
 
 @pytest.mark.parametrize(
     ("method", "keys"),
-    [("BFGS", ["jac"]), ("L-BFGS-B", ["jac"]), ("Newton-CG", ["jac", "hessp"]), ("trust-exact", ["jac", "hess"]),
-     ("trust-ncg", ["jac", "hessp"]), ("trust-krylov", ["jac", "hessp"])],
+    [("BFGS", ["jac"]), ("L-BFGS-B", ["jac"]), ("Newton-CG", ["jac", "hessp"]),
+     ("trust-exact", ["jac", "hess"]), ("trust-ncg", ["jac", "hessp"]), ("trust-krylov", ["jac", "hessp"])],
 )  # fmt: skip
 def test_rosenbrock(method, keys):
     """Every way through the valley ends at one."""

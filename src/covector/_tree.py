@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -152,8 +151,9 @@ class Arguments:
 
     def at(self, leaves: list[Any]) -> Arguments:
         """The same call at other leaves."""
-        moved = copy(self)
-        moved.leaves = leaves
+        moved = Arguments.__new__(Arguments)
+        moved.leaves, moved.slots, moved.selected = leaves, self.slots, self.selected
+        moved.chosen, moved.single, moved._flat = self.chosen, self.single, self._flat
         return moved
 
     def only(self, wanted: Callable[[Any], bool]) -> Arguments:

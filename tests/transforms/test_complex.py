@@ -121,5 +121,5 @@ def test_without_a_convention():
         ArgumentTypeError, match="from complex tensors to complex tensors, but arg0 has dtype"
     ):
         covector.jacobian(torch.sin, complex="holomorphic")(x)
-    with pytest.raises(ArgumentTypeError, match="but output has dtype torch.float64"):
+    with pytest.raises(ArgumentTypeError, match=r"but output has dtype torch\.float64"):
         covector.jacobian(lambda z: z.abs(), complex="holomorphic")(z)

@@ -6,7 +6,7 @@ from torch.utils import _pytree as registry
 
 import covector
 from cases import CASES
-from covector.errors import ArgumentTypeError, ArgumentValueError, OutputError
+from covector.errors import ArgumentTypeError, ArgumentValueError, OutputError, UnsupportedError
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
@@ -122,7 +122,7 @@ def test_aux():
 
 
 class Once(torch.autograd.Function):
-    """Its backward cannot be differentiated by reverse mode, but its jvp can."""
+    """Its backward cannot be differentiated."""
 
     @staticmethod
     def forward(x):
@@ -131,7 +131,6 @@ class Once(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -139,26 +138,29 @@ class Once(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         return g * 3 * x**2
 
-    @staticmethod
-    def jvp(ctx, tangent):
-        (x,) = ctx.saved_tensors
-        return tangent * 3 * x**2
-
 
 def test_no_silent_zeros():
-    """Where there is no second derivative by reverse mode: another way, or an error."""
+    """Where a backward has no derivative of its own, that is said."""
     f = lambda x: Once.apply(x).sum()
     for act in (
-        lambda: covector.hvp(f, (x,), (u,))[1][0],
-        lambda: covector.hessian_blocks(f)(x) @ u,
-        lambda: covector.hessian_diagonal(f)(x) * u,
+        lambda: covector.hvp(f, (x,), (u,)),
+        lambda: covector.hessian_blocks(f)(x),
+        lambda: covector.hessian_diagonal(f)(x),
+        lambda: covector.hessian(f, mode="reverse")(x),
     ):
-        try:
-            got = act()
-        except RuntimeError as error:
-            assert "derivative" in str(error)
-        else:
-            assert_close(got, 6 * x * u)
+        with pytest.raises(UnsupportedError, match="no derivative of its own"):
+            act()
+
+
+def test_attention():
+    """The fused kernel has no second derivative; another one is used."""
+    keys = torch.randn(1, 2, 4, 3, dtype=torch.float64)
+    f = lambda q: torch.nn.functional.scaled_dot_product_attention(q, keys, keys).pow(2).sum()
+    q, v = torch.randn(2, 1, 2, 4, 3, dtype=torch.float64)
+    hessian = covector.hessian(f)(q).reshape(24, 24)
+    assert_close(covector.hvp(f, (q,), (v,))[1][0].reshape(-1), hessian @ v.reshape(-1))
+    assert_close(covector.hessian_diagonal(f)(q).reshape(-1), hessian.diagonal())
+    assert hessian.abs().max() > 0
 
 
 def test_plan_of_a_hessian():

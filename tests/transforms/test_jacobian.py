@@ -103,7 +103,7 @@ def test_nothing_of_the_callers_is_changed():
     def f(x):
         raise KeyError("mine")
 
-    for keywords in WAYS + [{"batch_dim": 0}]:
+    for keywords in [*WAYS, {"batch_dim": 0}]:
         with pytest.raises(KeyError, match="mine"):
             covector.jacobian(f, **keywords)(leaf)
         covector.jacobian(torch.sin, **keywords)(leaf)

@@ -98,7 +98,9 @@ class PlainScope:
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
-        if not tensor.requires_grad or levels.active() or graph.leads_outside(tensor):
+        if not tensor.requires_grad or levels.active() or not self._leaves:
+            return tensor  # without leaves of our own, there is nothing inside to lead to
+        if graph.leads_outside(tensor):
             return tensor
         return detached(tensor, keep_graph_of_tangent=self._connected)
 

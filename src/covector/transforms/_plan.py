@@ -56,7 +56,7 @@ def by_sizes(outputs: int, inputs: int) -> tuple[str, str]:
     return "reverse", f"{outputs} outputs are no more than {inputs} inputs"
 
 
-# Measured in benchmarks/transforms.py: forward over reverse is several times dearer than reverse over reverse.
+# Measured in benchmarks/transforms.py: forward over reverse is several times dearer than the other way.
 FEW_OUTPUTS = 4
 
 
