@@ -311,6 +311,24 @@ def test_mixed_samples_are_noticed(mode, dtype):
         )
 
 
+def test_noise_is_no_mixing():
+    """A derivative that is zero by cancellation, and a leak between two samples of many."""
+    flat = lambda xs: (xs @ torch.ones(300, 300)).softmax(1)
+    points = torch.randn(64, 300)
+    for mode in ("forward", "reverse"):
+        assert covector.jacobian(flat, batch_dim=0, mode=mode)(points).abs().max() < 1e-5
+    leak = lambda xs: torch.cat([xs[:1] + 1e-3 * xs[5:6], xs[1:]])
+    for mode in ("forward", "reverse"):
+        with pytest.raises(OutputError, match="mixes the samples"):
+            covector.jacobian(leak, batch_dim=0, mode=mode)(points)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_empty_samples(mode):
+    assert covector.jacobian(lambda x: x * 2, batch_dim=0, mode=mode)(torch.zeros(4, 0)).shape == (4, 0, 0)
+    assert covector.jacobian(lambda x: x[:, :0], batch_dim=0, mode=mode)(torch.ones(4, 2)).shape == (4, 0, 2)
+
+
 # Mistakes
 
 MISTAKES = [

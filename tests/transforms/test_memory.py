@@ -160,8 +160,8 @@ def test_watch_counts_what_is_alive():
 
 def test_budget_reckons_with_a_fixed_part():
     """Chunks follow from a fixed part and a part for each direction."""
-    budget = Budget(covector.errors.Caller("jacobian", torch.sin), 1000 / 0.8, None)
+    budget = Budget(covector.errors.Caller("jacobian", torch.sin), 1000 / 0.85, None)
     budget._seen = [(2, 320), (6, 360)]
     assert budget.next(10_000) == 70
     budget._seen = [(2, 320)]
-    assert budget.next(10_000) == 6
+    assert budget.next(10_000) == 3

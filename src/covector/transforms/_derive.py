@@ -17,7 +17,14 @@ from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError
-from covector.transforms._batch import Blocks, check_batch_dim, check_batchwise, samples_first, scattered_like
+from covector.transforms._batch import (
+    Blocks,
+    Probe,
+    check_batch_dim,
+    check_batchwise,
+    samples_first,
+    scattered_like,
+)
 from covector.transforms._complex import check_convention
 from covector.transforms._jacobian import Request
 from covector.transforms._plan import (
@@ -237,7 +244,8 @@ def _check_rows(problem: Problem, pullback: Pullback, blocks: Blocks, samples: S
             for block, v in zip(column, vectors, strict=True)
         ]
         products.append([_placed(p, primal, samples.inputs) for p in _product(flat, vectors)])
-    check_batchwise(problem.caller, pullback, cotangents, products)
+    probe = Probe(cotangents, samples.outputs, samples.inputs)
+    check_batchwise(problem.caller, pullback, probe, products)
 
 
 def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, samples: Samples) -> None:
@@ -255,7 +263,8 @@ def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, sampl
             for block, u in zip(row, vectors, strict=True)
         ]
         products.append([p.reshape(sample).movedim(0, samples.outputs) for p in _product(flat, vectors)])
-    check_batchwise(problem.caller, forward, tangents, products)
+    probe = Probe(tangents, samples.inputs, samples.outputs)
+    check_batchwise(problem.caller, forward, probe, products)
 
 
 def _per_sample(tensor: Tensor, axis: int) -> Tensor:

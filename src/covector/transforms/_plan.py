@@ -119,10 +119,8 @@ def in_units(size: float) -> str:
 
 
 # What kernels borrow for themselves, and what the allocator holds back, is not seen by a watch.
-_SHARE = 0.8
+_SHARE = 0.85
 _MEASURED = 3
-# A single direction would not be batched, and so say little about a batch.
-_FIRST_CHUNK = 2
 
 
 class Budget:
@@ -161,7 +159,7 @@ class Budget:
 
     def _fitting(self) -> int:
         if not self._seen:
-            return _FIRST_CHUNK
+            return 1
         count, peak = self._seen[-1]
         if peak > self._allowed * count:
             raise BudgetError(
@@ -169,8 +167,8 @@ class Budget:
                 f"{in_units(max(0.0, self._allowed))} of max_memory can be used for it. Allow more."
             )
         if len(self._seen) == 1:
-            # So many take at most this many times as much, whatever the fixed part is.
-            return max(1, int(self._allowed * count / max(peak, 1)))
+            # One direction is not batched, so what it takes says no more than the order of magnitude.
+            return max(1, int(self._allowed * count / max(peak, 1) / 2))
         before, below = self._seen[-2]
         each = (peak - below) / (count - before) if count != before else 0.0
         each = each if each > 0 else max(peak, 1) / count
