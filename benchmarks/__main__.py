@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, functional, gradcheck, sparse
+from benchmarks import detection, functional, gradcheck, jacobian, sparse
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -76,7 +76,12 @@ def main() -> None:
         for row in rows_of(task, options.pairs):
             rows.append(row)
             print(line(row.cells()), flush=True)
-    for row in chain(functional.rows(wanted, options.pairs), gradcheck.rows(wanted), sparse.rows(wanted)):
+    for row in chain(
+        functional.rows(wanted, options.pairs),
+        gradcheck.rows(wanted),
+        sparse.rows(wanted),
+        jacobian.rows(wanted),
+    ):
         rows.append(row)
         print(line(row.cells()), flush=True)
     if wanted(IMPORT):
@@ -86,9 +91,15 @@ def main() -> None:
     met = [row.verdict == "ok" for row in rows if row.verdict]
     print(f"\n{sum(met)} of {len(met)} within target")
     shares = detection.report() if wanted(DETECTION) else []
+    beside = jacobian.report() if wanted(jacobian.JAX) else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
-        saved = {"environment": environment(), "rows": table, DETECTION: [asdict(share) for share in shares]}
+        saved = {
+            "environment": environment(),
+            "rows": table,
+            DETECTION: [asdict(share) for share in shares],
+            jacobian.JAX: beside,
+        }
         options.json.write_text(json.dumps(saved, indent=2) + "\n")
 
 

@@ -7,7 +7,10 @@ from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
 from covector.transforms.hessian import hessian
+from covector.transforms.hessian_blocks import hessian_blocks, hessian_diagonal
+from covector.transforms.hvp import hvp, vhp
 from covector.transforms.jacfwd import jacfwd
+from covector.transforms.jacobian import jacobian, value_and_jacobian
 from covector.transforms.jacrev import jacrev
 from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
@@ -30,10 +33,16 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "hessian",
+    "hessian_blocks",
+    "hessian_diagonal",
+    "hvp",
     "jacfwd",
+    "jacobian",
     "jacrev",
     "jvp",
     "linearize",
     "swap",
+    "value_and_jacobian",
+    "vhp",
     "vjp",
 ]

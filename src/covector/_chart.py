@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -151,6 +151,13 @@ class Place(NamedTuple):
         if self.dtype.is_complex:
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
         return tensor
+
+    def from_parts(self, parts: Tensor) -> Tensor:
+        """The tensor with these coordinates in its own shape: what `to_real` gave.
+
+        Through views, because the derivative of `torch.complex` cannot be batched at a conjugate.
+        """
+        return torch.view_as_complex(parts.contiguous()) if self.dtype.is_complex else parts
 
     def from_real(self, coordinates: Tensor) -> Tensor:
         """The tensor with these coordinates, given with or without leading batch axes."""
@@ -551,6 +558,11 @@ class Chart(NamedTuple):
             start = stop
         return cls(tuple(places), start)
 
+    @property
+    def elementwise(self) -> tuple[Place, ...]:
+        """The places, of tensors whose coordinates are their elements in order."""
+        return tuple(place for place in self.places if isinstance(place, Place))
+
     def to_coords(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of these tensors, as one vector."""
         if len(self.places) == 1:
@@ -617,6 +629,44 @@ class Chart(NamedTuple):
         return place.from_real(block)
 
 
+class Repeated(NamedTuple):
+    """A chart of one sample, for tensors in which `samples` samples lie along one axis.
+
+    Each direction of its basis is a direction of one sample, taken in all samples at once.
+    """
+
+    sample: Chart
+    axis: int
+    samples: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], axis: int) -> Repeated:
+        """The chart of one sample of these tensors, which all have the same number of them."""
+        places, start = [], 0
+        for tensor in tensors:
+            shape = torch.Size((*tensor.shape[:axis], *tensor.shape[axis + 1 :]))
+            stop = start + shape.numel()
+            places.append(Place(shape, tensor.dtype, tensor.device, start, stop, tensor.layout))
+            start = stop
+        return cls(Chart(tuple(places), start), axis, tensors[0].shape[axis])
+
+    @property
+    def size(self) -> int:
+        """How many coordinates one sample has."""
+        return self.sample.size
+
+    @property
+    def places(self) -> tuple[AnyPlace, ...]:
+        """The places of one sample."""
+        return self.sample.places
+
+    def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Directions start..stop of a sample, in every sample, stacked along a new first axis."""
+        rows = self.sample.basis(start, stop, like)
+        shapes = [(*row.shape[: self.axis + 1], self.samples, *row.shape[self.axis + 1 :]) for row in rows]
+        return [row.unsqueeze(self.axis + 1).expand(shape) for row, shape in zip(rows, shapes, strict=True)]
+
+
 class Sampled(NamedTuple):
     """A chart of which only some coordinates are looked at; the others stay at `base`."""
 
@@ -676,3 +726,100 @@ def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     kept = torch.randperm(chart.size, generator=generator)[:count].sort()[0]
     return Sampled(chart, kept, torch.zeros(chart.size, dtype=torch.float64) if base is None else base)
+
+
+# Complex derivatives. The derivative of a complex function is a real matrix between real coordinates; a
+# convention says how its blocks are put together. A block has the axes
+#     (samples) + output (+ 2) + first input (+ 2) + second input (+ 2) ...
+# with an axis of two, real and imaginary part, behind every tensor that is complex.
+
+
+class Wirtinger(NamedTuple):
+    """The pair of derivatives by a complex z: df/dz and df/dz*."""
+
+    dz: Any
+    dz_conj: Any
+
+
+class Sides(NamedTuple):
+    """What a block of a derivative is between: an output, the inputs, and whether samples come first."""
+
+    output: Place
+    inputs: tuple[Place, ...]
+    lead: int = 0
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the output's real and imaginary part."""
+        return len(self.output.shape)
+
+    def first_axis(self) -> int:
+        """The first axis that belongs to an input."""
+        return len(self.output.real_shape)
+
+
+def _real_blocks(block: Tensor, sides: Sides) -> Tensor:
+    return block
+
+
+def _wirtinger(block: Tensor, sides: Sides) -> Any:
+    return _pairs(block, sides, sides.first_axis(), sides.inputs)
+
+
+def _pairs(block: Tensor, sides: Sides, axis: int, inputs: tuple[Place, ...]) -> Any:
+    """The derivatives by these inputs and their conjugates, nested in the order of the inputs."""
+    if not inputs:
+        return _with_complex_output(block, sides)
+    place, rest = inputs[0], inputs[1:]
+    axis += len(place.shape) - sides.lead
+    if not place.dtype.is_complex:
+        return _pairs(block, sides, axis, rest)
+    return Wirtinger(*(_pairs(part, sides, axis, rest) for part in _by_z(block, axis)))
+
+
+def _by_z(block: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """d/dz = (d/dx - i d/dy) / 2, and d/dz* = (d/dx + i d/dy) / 2."""
+    by_real, by_imaginary = block.unbind(axis)
+    return (by_real - 1j * by_imaginary) / 2, (by_real + 1j * by_imaginary) / 2
+
+
+def _with_complex_output(block: Tensor, sides: Sides) -> Tensor:
+    if not sides.output.dtype.is_complex:
+        return block
+    real, imaginary = block.unbind(sides.output_axis)
+    return real + 1j * imaginary
+
+
+def _holomorphic(block: Tensor, sides: Sides) -> Tensor:
+    derivative = _wirtinger(block, sides)
+    while isinstance(derivative, Wirtinger):
+        derivative = derivative.dz
+    return derivative
+
+
+CONVENTIONS: dict[str, Callable[[Tensor, Sides], Any]] = {
+    "holomorphic": _holomorphic,
+    "wirtinger": _wirtinger,
+    "real": _real_blocks,
+}
+
+
+class Defect(NamedTuple):
+    """How far a block is from obeying the Cauchy-Riemann equations: the sizes of df/dz* and of df/dz."""
+
+    conjugate: list[Tensor]
+    plain: list[Tensor]
+
+
+def cauchy_riemann(block: Tensor, sides: Sides) -> Defect:
+    """The largest derivative by each conjugate in this block, and the largest one by z."""
+    plain, conjugate = _leaves(_wirtinger(block, sides))
+    return Defect(*([part.abs().amax() for part in parts if part.numel()] for parts in (conjugate, plain)))
+
+
+def _leaves(derivative: Any, conjugate: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """The derivatives by no conjugate, and those by at least one."""
+    if not isinstance(derivative, Wirtinger):
+        return ([], [derivative]) if conjugate else ([derivative], [])
+    first, second = _leaves(derivative.dz, conjugate), _leaves(derivative.dz_conj, True)
+    return first[0] + second[0], first[1] + second[1]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, real_dtype
+from covector._chart import Chart, Repeated, real_dtype
 from covector._engine import forward, levels, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
@@ -78,20 +80,26 @@ class LinearMap:
 
     def matrix(
         self,
-        over: Chart,
+        over: Chart | Repeated,
         *,
         chunk_size: int | None,
         randomness: str,
         like: Sequence[Tensor] | None = None,
+        pace: Pace | None = None,
     ) -> Tensors:
         """The images of the whole basis of `over`, which is made a chunk at a time."""
-        size = max(1, over.size if chunk_size is None else chunk_size)
-        return _joined(
-            [
-                self._apply_chunk(over.basis(start, min(start + size, over.size), like), randomness)
-                for start in range(0, max(over.size, 1), size)
-            ]
-        )
+        if pace is None:
+            if chunk_size is None or chunk_size >= over.size:
+                return self._apply_chunk(over.basis(0, over.size, like), randomness)
+            pace = Steady(chunk_size)
+        gathered, start = Gathered(over.size), 0
+        while start < over.size or not gathered.any:
+            stop = start + pace.next(over.size - start)
+            with pace.step(stop - start):
+                images = self._apply_chunk(over.basis(start, stop, like), randomness)
+            gathered.add(start, images)
+            start = stop
+        return gathered.whole()
 
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         return batched(self.apply, stacks, randomness)
@@ -135,6 +143,68 @@ class LinearMap:
         )
 
 
+class Pace(Protocol):
+    """Decides how many directions are applied at once."""
+
+    def next(self, left: int) -> int:
+        """How many of the directions that are left to take now."""
+
+    def step(self, count: int) -> AbstractContextManager[Any]:
+        """What to be inside of while that many directions are applied."""
+
+
+class Steady(NamedTuple):
+    """The same number of directions each time."""
+
+    size: int
+
+    def next(self, left: int) -> int:
+        """As many as asked for, while there are that many."""
+        return min(self.size, left)
+
+    def step(self, count: int) -> AbstractContextManager[Any]:
+        """Nothing to do."""
+        return nullcontext()
+
+
+class Gathered:
+    """The images of all directions, as they come chunk by chunk.
+
+    They are written into one tensor that is made at the first chunk, so that no moment needs both the
+    chunks and the whole; where somebody differentiates or batches the result, they are joined at the end.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._chunks: list[Tensors] = []
+        self._whole: Tensors | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there was a chunk."""
+        return bool(self._chunks) or self._whole is not None
+
+    def add(self, start: int, images: Tensors) -> None:
+        """Take the images of the directions from `start` on."""
+        if not self.any and self._may_write(images):
+            self._whole = [image.new_empty((self._count, *image.shape[1:])) for image in images]
+        if self._whole is None:
+            self._chunks.append(images)
+        else:
+            for whole, image in zip(self._whole, images, strict=True):
+                whole[start : start + image.shape[0]] = image
+
+    def _may_write(self, images: Tensors) -> bool:
+        size = images[0].shape[0] if images else self._count
+        if size >= self._count or levels.active() or levels.dual_level_open():
+            return False
+        return not any(image.requires_grad for image in images)
+
+    def whole(self) -> Tensors:
+        """All of them, stacked along the first axis."""
+        return self._whole if self._whole is not None else _joined(self._chunks)
+
+
 def _joined(chunks: list[Tensors]) -> Tensors:
     if len(chunks) == 1:
         return chunks[0]
@@ -154,9 +224,20 @@ class Pullback(LinearMap):
     def apply(self, direction: Tensors) -> Tensors:
         return self._recording.pull(direction)
 
+    def part(self, output: int, variable: int) -> Pullback:
+        """The pullback of one output to one variable, through the same graph."""
+        part = copy(self)
+        part._recording = self._recording.part(output, variable)
+        part.evaluation = part._recording.evaluation
+        return part
+
     def apply_last(self, direction: Tensors) -> Tensors:
         """The image of one direction, after which the graph may be gone."""
         return self._recording.pull(direction, keep=False)
+
+
+class NoForwardRule(Exception):
+    """A signal to whoever forbade going around: this operation has no forward-mode rule."""
 
 
 class Pushforward(LinearMap):
@@ -168,8 +249,11 @@ class Pushforward(LinearMap):
 
     label = "forward mode"
 
-    def __init__(self, caller: Caller, run: reverse.Run, arguments: Arguments) -> None:
+    def __init__(
+        self, caller: Caller, run: reverse.Run, arguments: Arguments, *, go_around: bool = True
+    ) -> None:
         super().__init__(caller)
+        self._may_go_around = go_around
         self._run = run
         self._arguments = arguments
         self._other: Apply | None = None
@@ -276,6 +360,8 @@ class Pushforward(LinearMap):
 
     def _go_around(self, operation: str, setting: AbstractContextManager[None]) -> None:
         """Apply the map another way from now on, and say why."""
+        if not self._may_go_around:
+            raise NoForwardRule(operation)
         try:
             linear = _linearize(self._run, self._arguments, setting)
         except RuntimeError:  # a backward that cannot be recorded

@@ -149,6 +149,13 @@ class Arguments:
             start += count
         return trees[0] if self.single else tuple(trees)
 
+    def at(self, leaves: list[Any]) -> Arguments:
+        """The same call at other leaves."""
+        moved = Arguments.__new__(Arguments)
+        moved.leaves, moved.slots, moved.selected = leaves, self.slots, self.selected
+        moved.chosen, moved.single, moved._flat = self.chosen, self.single, self._flat
+        return moved
+
     def only(self, wanted: Callable[[Any], bool]) -> Arguments:
         """Keep, of the leaves to differentiate, those that satisfy a condition."""
         self.chosen = [index for index in self.chosen if wanted(self.leaves[index])]

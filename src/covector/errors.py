@@ -17,6 +17,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BatchingWarning",
+    "BudgetError",
     "CaseError",
     "CovectorError",
     "CovectorWarning",
@@ -113,6 +114,10 @@ class UnsupportedError(CovectorError, NotImplementedError):
 
 class ResourceError(CovectorError, RuntimeError):
     """The request would take more memory than it may; the text says what to ask for instead."""
+
+
+class BudgetError(ResourceError, MemoryError):
+    """The request does not fit into the memory that the caller allowed; the text has the sizes."""
 
 
 class CovectorWarning(UserWarning):

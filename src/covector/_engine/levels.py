@@ -35,6 +35,13 @@ def recording() -> bool:
     return levels is not None and any(level.key() == _GRAD for level in levels)
 
 
+def bare(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor, for looking at: without the wrappers of any level, batches as axes."""
+    while stack.is_functorch_wrapped_tensor(tensor):
+        tensor = stack.get_unwrapped(tensor)
+    return tensor.detach()
+
+
 class EagerTensors:
     """Ordinary tensors inside, also when the caller is in inference mode."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
-from covector._tree import Evaluation
+from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
 Run = Callable[[list[Any]], Evaluation]
@@ -104,7 +104,9 @@ class PlainScope:
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
-        if not tensor.requires_grad or levels.active() or graph.leads_outside(tensor):
+        if not tensor.requires_grad or levels.active() or not self._leaves:
+            return tensor  # without leaves of our own, there is nothing inside to lead to
+        if graph.leads_outside(tensor):
             return tensor
         return detached(tensor, keep_graph_of_tangent=self._connected)
 
@@ -220,6 +222,11 @@ class Recording(NamedTuple):
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
         return self._replace(outputs=[self.outputs[position]])
+
+    def part(self, output: int, variable: int) -> Recording:
+        """The same run, seen as a function of one variable with one output."""
+        evaluation = Evaluation([self.evaluation.outputs[output]], LEAF, [], None)
+        return Recording(evaluation, [self.outputs[output]], [self.variables[variable]], self.scope)
 
     def is_flat(self, which: Sequence[int]) -> bool:
         """Whether the derivative of these outputs is zero, by the pullback of ones."""

@@ -1,0 +1,167 @@
+"""`jacobian` against the better of torch's two, under a memory limit, and beside jitted JAX.
+
+The functions are networks with one hidden layer in double precision; torch's mode is the one that is
+faster for that shape, found by trying both.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import covector
+from benchmarks._measure import Ratio, compare, one_thread
+from benchmarks._table import Row
+from benchmarks.gradcheck import _status
+from benchmarks.transforms import X, chain, layer, residuals, waves
+
+SHAPES = [
+    (2, 2000), (5, 2000), (20, 2000), (100, 2000), (300, 1000), (500, 500),
+    (1000, 1000), (1000, 300), (2000, 100), (2000, 20), (2000, 5), (2000, 2),
+]  # fmt: skip
+HIDDEN = 64
+LIMIT = 500_000_000
+WIDE = 32_768
+JAX = "jax"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Two matrices, and the point at which to differentiate."""
+
+    first: Tensor
+    second: Tensor
+    point: Tensor
+
+    @classmethod
+    def of(cls, inputs: int, outputs: int, hidden: int = HIDDEN) -> Network:
+        """A network of this shape, the same each time."""
+        generator = torch.Generator().manual_seed(0)
+        draw = partial(torch.randn, dtype=torch.float64, generator=generator)
+        return cls(draw(hidden, inputs) / inputs**0.5, draw(outputs, hidden) / hidden**0.5, draw(inputs))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The value of the network."""
+        return torch.tanh(self.second @ torch.tanh(self.first @ x))
+
+
+def _better(function: Callable[[Tensor], Tensor], point: Tensor) -> Callable[[], Tensor]:
+    """The call of torch's that takes less time, of its two modes."""
+    calls = [partial(make(function), point) for make in (torch.func.jacrev, torch.func.jacfwd)]
+    with one_thread():
+        return min(calls, key=lambda call: (call(), min(_seconds(call) for _ in range(3)))[1])
+
+
+def _jacobian(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    return covector.jacobian(function)(point)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = process_time()
+    call()
+    return process_time() - start
+
+
+def shapes() -> Iterator[Row]:
+    """Twelve shapes, from wide to tall."""
+    for inputs, outputs in SHAPES:
+        network = Network.of(inputs, outputs)
+        ours = partial(_jacobian, network, network.point)
+        theirs = _better(network, network.point)
+        torch.testing.assert_close(ours(), theirs())
+        yield Row(f"jacobian {inputs} -> {outputs}", "time", compare(ours, theirs, block=0.05), 1.1)
+
+
+def small() -> Iterator[Row]:
+    """Ten numbers and a handful of operations."""
+    for function in (chain, waves, layer, residuals):
+        ours = partial(_jacobian, function, X)
+        theirs = _better(function, X)
+        yield Row(f"jacobian small {function.__name__}", "time", compare(ours, theirs), 0.5)
+
+
+def products() -> Iterator[Row]:
+    """A Hessian times a vector: the loss of a network by its input."""
+    network = Network.of(256, 256, 256)
+    loss = lambda x: network(x).pow(2).sum()
+    tangent = torch.ones_like(network.point)
+    ours = lambda: covector.hvp(loss, (network.point,), (tangent,))
+    theirs = lambda: torch.autograd.functional.hvp(loss, network.point, tangent)
+    yield Row("jacobian hvp 256", "time", compare(ours, theirs), 0.6)
+
+
+def memory() -> Iterator[Row]:
+    """The peak above the result under a limit, as a share of it; and what the limit costs in time."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        limited, time = pool.apply(_peak_and_time, (LIMIT,))
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        whole, plain = pool.apply(_peak_and_time, (None,))
+    name = f"jacobian 3000 -> 3000 by {WIDE}"
+    yield Row(f"{name}, of limit", "memory", Ratio.of([limited], [LIMIT]), 1.0)
+    yield Row(f"{name}, of whole", "memory", Ratio.of([limited], [whole]), 1.0)
+    yield Row(f"{name}, of whole", "time", Ratio.of([time], [plain]), 1.5)
+
+
+def _peak_and_time(max_memory: int | None) -> tuple[float, float]:
+    """How far a Jacobian raises the resident memory of this process above its own size, and its time."""
+    torch.set_num_threads(1)
+    for limit in (None, "1MB"):  # loads what is loaded late
+        covector.jacobian(torch.sin, max_memory=limit)(torch.ones(3))
+    network = Network.of(3000, 3000, WIDE)
+    before = _status("VmRSS")
+    start = process_time()
+    result = covector.jacobian(network, max_memory=max_memory)(network.point)
+    seconds = process_time() - start
+    return _status("VmHWM") - before - result.numel() * result.element_size(), seconds
+
+
+TASKS: dict[str, Callable[[], Iterator[Row]]] = {
+    "jacobian shapes": shapes,
+    "jacobian small": small,
+    "jacobian hvp": products,
+    "jacobian memory": memory,
+}
+
+
+def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
+    """The rows of the tasks that are wanted."""
+    for name, task in TASKS.items():
+        if wanted(name):
+            yield from task()
+
+
+def report() -> list[dict[str, Any]]:
+    """Print our times beside those of jitted JAX, where that is installed."""
+    try:
+        import jax
+    except ImportError:
+        print("\njax not installed")
+        return []
+    jax.config.update("jax_enable_x64", True)
+    print(f"\n{'beside JAX ' + jax.__version__ + ', jit, warm':<34}{'ours / jax':>12}{'quartiles':>14}")
+    saved = []
+    for inputs, outputs in SHAPES:
+        network = Network.of(inputs, outputs)
+        ratio = compare(partial(_jacobian, network, network.point), _jax_call(jax, network), block=0.05)
+        print(
+            f"{f'jacobian {inputs} -> {outputs}':<34}{ratio.median:>12.2f}{ratio.low:>8.2f}-{ratio.high:.2f}"
+        )
+        saved.append({"task": f"jacobian {inputs} -> {outputs}", **asdict(ratio)})
+    return saved
+
+
+def _jax_call(jax: Any, network: Network) -> Callable[[], Any]:
+    """The same Jacobian by JAX, by whichever of its modes has fewer directions."""
+    first, second, point = (
+        jax.numpy.asarray(t.numpy()) for t in (network.first, network.second, network.point)
+    )
+    mode = jax.jacrev if second.shape[0] <= point.shape[0] else jax.jacfwd
+    jitted = jax.jit(mode(lambda x: jax.numpy.tanh(second @ jax.numpy.tanh(first @ x))))
+    return lambda: jitted(point).block_until_ready()

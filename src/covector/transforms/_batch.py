@@ -1,0 +1,134 @@
+"""Samples: functions that treat a batch sample by sample, and the Jacobian of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from covector._engine import levels
+from covector._linear import LinearMap
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
+
+Blocks = list[list[Tensor]]
+
+
+def check_batch_dim(verb: str, batch_dim: Any) -> None:
+    """`batch_dim` is None or an axis counted from the front."""
+    if batch_dim is None:
+        return
+    if isinstance(batch_dim, bool) or not isinstance(batch_dim, int):
+        raise ArgumentTypeError(
+            f"{verb}: batch_dim must be None or an int, got {batch_dim!r} ({type(batch_dim).__name__})."
+        )
+    if batch_dim < 0:
+        raise ArgumentValueError(
+            f"{verb}: batch_dim={batch_dim} is negative. It is the axis of the samples in every input and "
+            "output, whatever their number of axes, so it is counted from the front: 0, 1, ..."
+        )
+
+
+def check_samples(
+    caller: Caller,
+    tensors: Sequence[Tensor],
+    batch_dim: int,
+    names: Callable[[], list[str]],
+    count: int | None = None,
+) -> int:
+    """The number of samples that these tensors have along `batch_dim`, all the same."""
+    fault = ArgumentValueError if count is None else OutputError
+    for position, tensor in enumerate(tensors):
+        shape = tuple(tensor.shape)
+        if tensor.ndim <= batch_dim:
+            raise fault(
+                f"{caller}: with batch_dim={batch_dim} the samples lie along that axis of every input and "
+                f"output, but {names()[position]} has shape {shape}, which has no axis {batch_dim}."
+            )
+        count = shape[batch_dim] if count is None else count
+        if shape[batch_dim] != count:
+            raise fault(
+                f"{caller}: with batch_dim={batch_dim} every input and output has the same number of "
+                f"samples, but {names()[position]} has shape {shape}: {shape[batch_dim]} along axis "
+                f"{batch_dim} instead of {count}."
+            )
+    assert count is not None
+    return count
+
+
+class Probe(NamedTuple):
+    """Directions for a linear map, and along which axis the samples lie in them and in their images."""
+
+    directions: list[Tensor]
+    axis: int
+    image_axis: int
+
+
+def check_batchwise(caller: Caller, derivative: LinearMap, probe: Probe, products: Blocks) -> None:
+    """The map gives for a direction what the Jacobians of the samples give for it.
+
+    `products` holds, for each image of the map, the product of the samples' Jacobians with the
+    direction, and the same product of absolute values, which says how exact it can be. Where entries
+    cancel it can be less exact than that, so a suspicion is looked into.
+    """
+    with torch.no_grad():
+        images = derivative.apply(probe.directions)
+        pairs = zip(images, products, strict=True)
+        if any(_differs(image, *product) for image, product in pairs) and _mixes(derivative, probe):
+            raise OutputError(
+                f"{caller}: batch_dim asks for the Jacobian of each sample, but the function mixes the "
+                "samples: an output of one depends on the input of another (as batch normalization in "
+                "training mode, or a sum over the batch, does). Leave batch_dim out for the whole "
+                "Jacobian."
+            )
+
+
+def _differs(image: Tensor, expected: Tensor, size: Tensor) -> bool:
+    if not expected.numel():
+        return False
+    wrong = (image - expected).abs() > torch.finfo(expected.dtype).eps ** 0.5 * (size + size.amax())
+    return bool(levels.bare(wrong.any()).any())
+
+
+def _mixes(derivative: LinearMap, probe: Probe) -> bool:
+    """Whether a direction that is zero in some samples has an image that is not zero there.
+
+    The samples are told apart by the digits of their number, so that every pair is looked at.
+    """
+    numbers = torch.arange(probe.directions[0].shape[probe.axis])
+    for digit in range(len(numbers).bit_length()):
+        for moving in ((numbers >> digit) % 2 == 0, (numbers >> digit) % 2 == 1):
+            some = [
+                (d.movedim(probe.axis, -1) * moving.to(d)).movedim(-1, probe.axis) for d in probe.directions
+            ]
+            images = [image.movedim(probe.image_axis, 0) for image in derivative.apply(some)]
+            if any(_reaches(image, moving) for image in images):
+                return True
+    return False
+
+
+def _reaches(image: Tensor, moving: Tensor) -> bool:
+    """Whether samples that do not move have an image beside that of those that do."""
+    still, moved = image[~moving].abs(), image[moving].abs()
+    if not (still.numel() and moved.numel()):
+        return False
+    beside = still.amax() > torch.finfo(image.dtype).eps ** 0.5 * moved.amax()
+    return bool(levels.bare(beside).any())
+
+
+def scattered_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Directions without any regularity, the same ones each time; nothing is drawn, so vmap allows it."""
+    return [_scattered(t.numel()).reshape(tuple(t.shape)).to(t.dtype).to(t.device) for t in tensors]
+
+
+def _scattered(count: int) -> Tensor:
+    """Numbers between 0.5 and 1.5: the far digits of a sine."""
+    return (torch.arange(count, dtype=torch.float64) + 1).mul(12.9898).sin().mul(43758.5453).remainder(
+        1
+    ) + 0.5
+
+
+def samples_first(stack: Tensor, axis: int) -> Tensor:
+    """Images of directions, which are stacked in front, with the axis of the samples before that."""
+    return stack.movedim(axis + 1, 0)

@@ -1,0 +1,102 @@
+"""Complex derivatives: a function of complex tensors as one of real tensors, and the named conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._chart import CONVENTIONS, Chart, Place, Sides, cauchy_riemann
+from covector._engine import levels
+from covector._engine.reverse import Run
+from covector._tree import Arguments, Evaluation
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
+
+_NAMES = "complex='holomorphic', 'wirtinger' or 'real'"
+
+
+def check_convention(verb: str, convention: Any) -> None:
+    """`complex` is None or one of three words."""
+    if convention is not None and convention not in CONVENTIONS:
+        raise ArgumentValueError(
+            f"{verb}: complex must be None or one of {', '.join(map(repr, CONVENTIONS))}, got {convention!r}."
+        )
+
+
+def check_dtypes(
+    caller: Caller, tensors: Sequence[Tensor], convention: str | None, names: Callable[[], list[str]]
+) -> None:
+    """Without a convention every tensor is real; a holomorphic function has complex ones only."""
+    if convention is not None and convention != "holomorphic":
+        return
+    for position, tensor in enumerate(tensors):
+        if tensor.is_complex() and convention is None:
+            raise ArgumentTypeError(
+                f"{caller}: {names()[position]} is complex ({tensor.dtype}), and there is more than one "
+                f"derivative of a complex function. Name one with {_NAMES}: d/dz of a holomorphic function "
+                "(checked); the pair d/dz, d/dz*; or real blocks by real and imaginary parts."
+            )
+        if not tensor.is_complex() and convention is not None:
+            raise ArgumentTypeError(
+                f"{caller}: complex='holomorphic' is for functions from complex tensors to complex tensors, "
+                f"but {names()[position]} has dtype {tensor.dtype}. Use complex='wirtinger' or 'real'."
+            )
+
+
+class RealForm:
+    """A function of complex tensors as one of their real and imaginary parts."""
+
+    def __init__(self, caller: Caller, arguments: Arguments, run: Run, *, samples: bool) -> None:
+        self._caller = caller
+        self._run = run
+        self._inputs = Chart.of(arguments.primals()).elementwise
+        self._outputs: tuple[Place, ...] = ()
+        self._lead = 1 if samples else 0
+        self._chosen = arguments.chosen
+        leaves = list(arguments.leaves)
+        for index, place in zip(self._chosen, self._inputs, strict=True):
+            leaves[index] = place.to_real(leaves[index])
+        self.arguments = arguments.at(leaves)
+
+    def run(self, leaves: list[Any]) -> Evaluation:
+        """Run the function on the tensors with these real and imaginary parts."""
+        leaves = list(leaves)
+        for index, place in zip(self._chosen, self._inputs, strict=True):
+            leaves[index] = place.from_parts(leaves[index])
+        evaluation = self._run(leaves)
+        self._outputs = Chart.of(evaluation.outputs).elementwise
+        outputs = [p.to_real(t) for p, t in zip(self._outputs, evaluation.outputs, strict=True)]
+        return evaluation._replace(outputs=outputs)
+
+    def sides(self, block: int, order: int) -> Sides:
+        """Between what a block lies; blocks are counted output by output, then input by input."""
+        inputs = []
+        for _ in range(order):
+            block, position = divmod(block, len(self._inputs))
+            inputs.append(self._inputs[position])
+        return Sides(self._outputs[block], tuple(reversed(inputs)), self._lead)
+
+    def arranged(self, blocks: Sequence[Tensor], order: int, convention: str) -> list[Any]:
+        """Real blocks of a derivative of this order, put together by a convention."""
+        if convention == "holomorphic":
+            self.check_holomorphic(blocks, order)
+        put_together = CONVENTIONS[convention]
+        return [put_together(block, self.sides(i, order)) for i, block in enumerate(blocks)]
+
+    def check_holomorphic(self, blocks: Sequence[Tensor], order: int) -> None:
+        """The Cauchy-Riemann equations hold: no derivative by a conjugate is there."""
+        for position, block in enumerate(blocks):
+            defect = cauchy_riemann(block.detach(), self.sides(position, order))
+            conjugate, plain = (_largest(parts) for parts in defect)
+            if conjugate > torch.finfo(block.dtype).eps ** 0.5 * max(conjugate, plain):
+                raise OutputError(
+                    f"{self._caller}: the function is not holomorphic: the Cauchy-Riemann equations fail, "
+                    f"with |df/dz*| up to {conjugate:.3g} where |df/dz| is up to {plain:.3g}. Use "
+                    "complex='wirtinger' for both derivatives, or complex='real'."
+                )
+
+
+def _largest(parts: Sequence[Tensor]) -> float:
+    return max((float(levels.bare(part).amax()) for part in parts), default=0.0)

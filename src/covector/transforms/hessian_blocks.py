@@ -1,0 +1,153 @@
+"""`hessian_blocks` and `hessian_diagonal`: the parts of a Hessian that lie on its diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._chart import Chart
+from covector._engine.compiled import outside_graphs
+from covector._linear import LinearMap
+from covector._tree import Argnames, Argnums, Evaluation
+from covector.transforms._door import check_function
+from covector.transforms._jacobian import Request
+from covector.transforms._second import Gradient, reverse_first
+
+# Rows of a diagonal are made only to be looked at; this many numbers of them at once are 32 MB.
+_NUMBERS_AT_ONCE = 2**22
+
+# The part of a derivative that belongs to one variable, from the map v -> v^T H of that variable.
+Part = Callable[[LinearMap, Tensor, Request], Tensor]
+
+
+@outside_graphs
+def hessian_blocks(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    argnames: Argnames = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The diagonal blocks of the Hessian of a scalar function: one for each tensor, by itself twice.
+
+    For the parameters of a module that is a block per parameter, under its name. The function runs
+    once; a block takes a pullback for each element of its tensor, and the blocks off the diagonal are
+    neither computed nor kept.
+
+    Args:
+        func: takes trees, returns one real tensor of shape ().
+        argnums, argnames: which arguments to differentiate by; see `grad`.
+        chunk_size: how many rows of a block to compute at once; None for all, 1 for a loop.
+        has_aux: `func` returns `(scalar, aux)`; the result is then `(blocks, aux)`.
+        randomness: what a random operation does inside a batch: "error", "same" or "different".
+
+    Returns:
+        A function whose result is a tree like the selected arguments, in which each tensor x is
+        replaced by one of shape `x.shape + x.shape`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: the selection, or what it selects, cannot work.
+        OutputError: `func` did not return a real scalar.
+
+    Example:
+        >>> import torch, covector
+        >>> def loss(params):
+        ...     return (params["w"] ** 3).sum() * params["b"]
+        >>> params = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(0.5)}
+        >>> covector.hessian_blocks(loss)(params)
+        {'w': tensor([[3., 0.],
+                [0., 6.]]), 'b': tensor(0.)}
+    """
+    caller = check_function("hessian_blocks", func)
+    request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_blocks")
+
+    def blocks(*args: Any, **kwargs: Any) -> Any:
+        gradient = Gradient(caller, request.bind(caller, args, kwargs), has_aux)
+        return _part_by_part(gradient, _block, request)
+
+    return outside_graphs(blocks, like=func)
+
+
+@outside_graphs
+def hessian_diagonal(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    argnames: Argnames = None,
+    chunk_size: int | None = None,
+    has_aux: bool = False,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The diagonal of the Hessian of a scalar function, exactly.
+
+    An exact diagonal takes as many pullbacks as the whole Hessian has rows, one for each element of
+    the selected arguments; what is saved is the memory, of which a chunk of rows is needed, and the
+    blocks between different tensors, which are not computed.
+
+    Args:
+        func: takes trees, returns one real tensor of shape ().
+        argnums, argnames: which arguments to differentiate by; see `grad`.
+        chunk_size: how many rows to compute at once; None for as many as take some 32 MB.
+        has_aux: `func` returns `(scalar, aux)`; the result is then `(diagonal, aux)`.
+        randomness: what a random operation does inside a batch: "error", "same" or "different".
+
+    Returns:
+        A function whose result is a tree like the selected arguments.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: the selection, or what it selects, cannot work.
+        OutputError: `func` did not return a real scalar.
+
+    Example:
+        >>> import torch, covector
+        >>> covector.hessian_diagonal(lambda x: x[0] ** 3 * x[1])(torch.tensor([1.0, 2.0]))
+        tensor([12.,  0.])
+    """
+    caller = check_function("hessian_diagonal", func)
+    request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_diagonal")
+
+    def diagonal(*args: Any, **kwargs: Any) -> Any:
+        gradient = Gradient(caller, request.bind(caller, args, kwargs), has_aux)
+        return _part_by_part(gradient, _diagonal, request)
+
+    return outside_graphs(diagonal, like=func)
+
+
+def _part_by_part(gradient: Gradient, part: Part, request: Request) -> Any:
+    """The part of the Hessian that belongs to each variable, arranged like the selected arguments."""
+    primals = gradient.arguments.primals()
+
+    def by_reverse() -> tuple[Sequence[Tensor], Evaluation]:
+        pullback = gradient.pullback()
+        parts = [part(pullback.part(i, i), primal, request) for i, primal in enumerate(primals)]
+        return parts, pullback.evaluation
+
+    def by_forward() -> tuple[Sequence[Tensor], Evaluation]:
+        maps = [gradient.pushforward_of(i) for i in range(len(primals))]
+        parts = [part(one, primal, request) for one, primal in zip(maps, primals, strict=True)]
+        return parts, maps[0].evaluation
+
+    parts, evaluation = reverse_first(by_reverse, by_forward)
+    return gradient.answer(gradient.arguments.tree_of(parts), evaluation)
+
+
+def _block(derivative: LinearMap, primal: Tensor, request: Request) -> Tensor:
+    chart = Chart.of([primal])
+    (rows,) = derivative.matrix(chart, chunk_size=request.chunk_size, randomness=request.randomness)
+    return rows.reshape((*primal.shape, *primal.shape))
+
+
+def _diagonal(derivative: LinearMap, primal: Tensor, request: Request) -> Tensor:
+    chart = Chart.of([primal])
+    step = request.chunk_size or max(1, _NUMBERS_AT_ONCE // max(chart.size, 1))
+    pieces = []
+    for start in range(0, max(chart.size, 1), step):
+        stop = min(start + step, chart.size)
+        (rows,) = derivative.apply_batch(chart.basis(start, stop), randomness=request.randomness)
+        pieces.append(rows.reshape(stop - start, chart.size)[:, start:stop].diagonal())
+    return torch.cat(pieces).reshape(primal.shape)

@@ -1,0 +1,87 @@
+"""`hvp` and `vhp`: the Hessian of a scalar function times a vector, without the Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from covector._engine.compiled import outside_graphs
+from covector._tree import Evaluation, flatten, select_all
+from covector.errors import ArgumentTypeError, Caller
+from covector.transforms._door import check_function, check_match, check_primals
+from covector.transforms._second import Gradient, auxiliary, reverse_first, value_of
+
+
+@outside_graphs
+def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a scalar function at the primals, and H u for one tangent u.
+
+    The function runs once; its gradient is recorded, and u is pulled back through that (H is
+    symmetric), which costs about two gradients and never makes the matrix. Where an operation cannot
+    be differentiated twice by reverse mode, the gradient is pushed forward along u instead.
+
+    Args:
+        func: takes the primals, returns one real tensor of shape ().
+        primals: a tuple of trees of tensors; a module's parameters, for one (see `as_function`).
+        tangents: a tuple like `primals`.
+        has_aux: `func` returns `(scalar, aux)`.
+
+    Returns:
+        `(value, product)`, or `(value, product, aux)`; `product` is a tuple like `primals`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: primals and tangents do not fit each other.
+        OutputError: `func` did not return a real scalar.
+
+    Example:
+        >>> import torch, covector
+        >>> x, u = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0])
+        >>> covector.hvp(lambda x: (x**3).sum(), (x,), (u,))
+        (tensor(9.), (tensor([  6., 120.]),))
+    """
+    return _product(check_function("hvp", func), primals, tangents, "tangent", has_aux)
+
+
+@outside_graphs
+def vhp(func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a scalar function at the primals, and v^T H for one cotangent v.
+
+    It takes and gives what `hvp` does: H is symmetric, so that v^T H and H v are the same tuple.
+
+    Example:
+        >>> import torch, covector
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0])
+        >>> covector.vhp(lambda x: (x**3).sum(), (x,), (v,))
+        (tensor(9.), (tensor([  6., 120.]),))
+    """
+    return _product(check_function("vhp", func), primals, cotangents, "cotangent", has_aux)
+
+
+def _product(caller: Caller, primals: Any, along: Any, kind: str, has_aux: bool) -> tuple[Any, ...]:
+    if not isinstance(primals, tuple):
+        raise ArgumentTypeError(
+            f"{caller}: primals must be a tuple, so that func(*primals) can be called, got "
+            f"{type(primals).__name__}. For one primal write (x,)."
+        )
+    arguments = check_primals(caller, select_all(primals))
+    direction = check_match(
+        caller,
+        kind,
+        along,
+        arguments.primals(),
+        flatten(primals)[1],
+        lambda: arguments.paths(caller.function),
+    )
+    gradient = Gradient(caller, arguments, has_aux)
+
+    def by_reverse() -> tuple[list[Any], Evaluation]:
+        pullback = gradient.pullback()
+        return pullback.apply_last(direction), pullback.evaluation
+
+    def by_forward() -> tuple[list[Any], Evaluation]:
+        forward = gradient.pushforward()
+        return forward.apply(direction), forward.evaluation
+
+    images, evaluation = reverse_first(by_reverse, by_forward)
+    result = (value_of(evaluation), arguments.tree_of(images))
+    return (*result, auxiliary(evaluation)) if has_aux else result

@@ -1,0 +1,132 @@
+"""`jacobian` and `value_and_jacobian`: the Jacobian by the mode that suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from covector._engine.compiled import outside_graphs
+from covector._tree import Argnames, Argnums
+from covector.transforms._derive import Options, derive
+from covector.transforms._door import check_function
+from covector.transforms._question import Question
+
+
+@outside_graphs
+def jacobian(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    argnames: Argnames = None,
+    mode: str = "auto",
+    chunk_size: int | None = None,
+    max_memory: int | str | None = None,
+    has_aux: bool = False,
+    batch_dim: int | None = None,
+    complex: str | None = None,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The Jacobian of a function, by the mode that suits its sizes.
+
+    Reverse mode takes a pullback for each element of the output, forward mode a push for each element
+    of the input. After a call the `plan` of the returned function says what was done and why. The
+    function runs once or, where forward mode seems better or memory is limited, up to three times.
+
+    Args:
+        func: takes trees, returns a tree of tensors.
+        argnums, argnames: which arguments to differentiate by; see `grad`.
+        mode: "forward", "reverse", or "auto" to choose by the sizes, and by a short trial of both where
+            these do not decide and there is much to do.
+        chunk_size: how many rows or columns to compute at once; None for all, 1 for a loop.
+        max_memory: how much memory may be used beside the result: bytes, or a string such as "500MB" or
+            "2GiB". It decides on the mode and the chunks; a result that is itself larger is refused.
+        has_aux: `func` returns `(output, aux)`; the result is then `(jacobian, aux)`.
+        batch_dim: the axis along which samples lie in every input and output. Each sample's output may
+            depend on that sample's input alone (which is checked); the result has the Jacobian of each
+            sample, at the cost of one.
+        complex: what the derivative of a complex function is. "holomorphic": dy/dz, after checking
+            that the function is holomorphic. "wirtinger": the pair `(dz, dz_conj)` for each complex
+            input. "real": the derivatives of `view_as_real(y)` by `view_as_real(z)`.
+        randomness: what a random operation inside a batch does: "error", "same" or "different".
+
+    Returns:
+        A function whose result is a tree like the output, in which each tensor y is replaced by a
+        tree like the selected arguments, in which each tensor x is replaced by dy/dx, of shape
+        `y.shape + x.shape`; with `batch_dim`, `(samples,) + sample of y + sample of x`; with
+        `complex="real"`, with an axis of two behind each complex y and x.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: the selection, or what it selects, cannot work.
+        OutputError: `func` returned something that cannot be differentiated, or is not what
+            `batch_dim` or `complex` say it is.
+        BudgetError: the result, or the work for a single row or column, exceeds `max_memory`.
+
+    Example:
+        >>> import torch, covector
+        >>> def circle(t):
+        ...     return torch.stack([t.cos(), t.sin()])
+        >>> jacobian_fn = covector.jacobian(circle)
+        >>> jacobian_fn(torch.tensor(0.0))
+        tensor([0., 1.])
+        >>> print(jacobian_fn.plan)
+        reverse mode: 2 rows of 2 x 1, 2 at once, because 2 outputs are too few for forward mode to pay
+    """
+    caller = check_function("jacobian", func)
+    options = Options(
+        argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
+    ).checked("jacobian")
+
+    def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
+        question = Question(caller, options, args, kwargs)
+        return _answered(question, jacobian_fn)
+
+    return _planless(outside_graphs(jacobian_fn, like=func))
+
+
+@outside_graphs
+def value_and_jacobian(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    argnames: Argnames = None,
+    mode: str = "auto",
+    chunk_size: int | None = None,
+    max_memory: int | str | None = None,
+    has_aux: bool = False,
+    batch_dim: int | None = None,
+    complex: str | None = None,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The value of a function together with its Jacobian, from the same run.
+
+    Takes what `jacobian` takes. The result is `(value, jacobian)`, or `(value, jacobian, aux)` with
+    `has_aux`.
+
+    Example:
+        >>> import torch, covector
+        >>> covector.value_and_jacobian(lambda x: x**2)(torch.tensor([1.0, 2.0]))
+        (tensor([1., 4.]), tensor([[2., 0.],
+                [0., 4.]]))
+    """
+    caller = check_function("value_and_jacobian", func)
+    options = Options(
+        argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
+    ).checked("value_and_jacobian")
+
+    def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
+        question = Question(caller, options, args, kwargs, value=True)
+        return _answered(question, value_and_jacobian_fn)
+
+    return _planless(outside_graphs(value_and_jacobian_fn, like=func))
+
+
+def _answered(question: Question, asked: Callable[..., Any]) -> Any:
+    """The Jacobian for the caller; the function that was called keeps the plan."""
+    derived = derive(question.problem, question.options)
+    asked.plan = derived.plan  # type: ignore[attr-defined]
+    return question.answer([b for row in derived.blocks for b in row], derived.evaluation, order=1)
+
+
+def _planless(function: Callable[..., Any]) -> Callable[..., Any]:
+    function.plan = None  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,167 @@
+"""`max_memory`: what is allowed is kept to, and what cannot be done is refused."""
+
+import pytest
+import torch
+
+import covector
+from covector._engine.memory import Watch
+from covector.errors import ArgumentTypeError, ArgumentValueError, BudgetError, ResourceError
+from covector.transforms._plan import Budget, in_units, memory_limit
+
+assert_close = torch.testing.assert_close
+generator = torch.Generator().manual_seed(0)
+A = torch.randn(2000, 150, dtype=torch.float64, generator=generator) / 12
+B = torch.randn(160, 2000, dtype=torch.float64, generator=generator) / 40
+x = torch.randn(150, dtype=torch.float64, generator=generator)
+
+
+def wide(x):
+    h = A @ x
+    return B @ (h.sin() * h.tanh())
+
+
+def peak_above_result(call):
+    with Watch() as watch:
+        result = call()
+    return watch.peak - result.numel() * result.element_size(), result
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("limit", ["6MB", "2MB", 500_000])
+def test_peak_stays_below(mode, limit):
+    """The tensors alive beside the result never exceed what is allowed, though all at once would."""
+    unlimited, expected = peak_above_result(lambda: covector.jacobian(wide, mode=mode)(x))
+    jacobian = covector.jacobian(wide, mode=mode, max_memory=limit)
+    peak, result = peak_above_result(lambda: jacobian(x))
+    assert_close(result, expected)
+    assert peak < memory_limit("", limit) < unlimited
+    assert 1 < jacobian.plan.chunk < 150
+    assert jacobian.plan.max_memory == memory_limit("", limit)
+    assert "above the result" in str(jacobian.plan)
+
+
+def test_hessian_keeps_to_it_too():
+    loss = lambda x: wide(x).pow(2).sum()
+    hessian = covector.hessian(loss, max_memory="2MB")
+    peak, result = peak_above_result(lambda: hessian(x))
+    assert_close(result, covector.hessian(loss)(x))
+    assert peak < 2e6
+    assert hessian.plan.chunk < 150
+
+
+def test_chunk_size_is_an_upper_bound():
+    jacobian = covector.jacobian(wide, max_memory="1GB", chunk_size=7)
+    assert_close(jacobian(x), covector.jacrev(wide)(x))
+    assert jacobian.plan.chunk == 7
+
+
+def test_forward_mode_where_a_graph_does_not_fit():
+    """A long chain whose graph would exceed the limit is pushed through instead."""
+
+    def chain(x):
+        for _ in range(60):
+            x = x.sin()
+        return x
+
+    point = torch.linspace(0, 1, 400)
+    jacobian = covector.jacobian(chain, max_memory=650_000)
+    assert_close(jacobian(point), torch.func.jacrev(chain)(point))
+    assert jacobian.plan.mode == "reverse"
+    point = torch.linspace(0, 1, 100)
+    jacobian = covector.jacobian(lambda x: chain(x.expand(200, 100))[0], max_memory=2_000_000)
+    jacobian(point)
+    assert jacobian.plan.mode == "forward"
+    assert "would not fit" in jacobian.plan.reason
+
+
+def test_large_result_is_refused_before_any_work():
+    """One run to learn the sizes, no derivative; and the text has them."""
+    runs = []
+
+    def f(x):
+        runs.append(torch.is_grad_enabled())
+        return x.expand(10**6, 150).sin()
+
+    with pytest.raises(
+        BudgetError, match=r"150000000 x 150 with 180 GB, .* more than max_memory=2 GB"
+    ) as caught:
+        covector.jacobian(f, max_memory="2GB")(x)
+    assert runs == [False]
+    assert isinstance(caught.value, MemoryError)
+    assert isinstance(caught.value, ResourceError)
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+def test_too_little_for_one_direction(mode):
+    heavy = lambda x: (x.sum() * torch.ones(10**6)).sin().sum().expand(3)
+    with pytest.raises(BudgetError, match=r"needs some|leaves nothing"):
+        covector.jacobian(heavy, mode=mode, max_memory="100kB")(torch.ones(3))
+
+
+def test_draws_are_not_disturbed():
+    """The run that learns the sizes leaves the random state alone."""
+    f = lambda x: x * torch.rand(3)
+    torch.manual_seed(3)
+    expected = covector.jacobian(f, mode="reverse")(torch.ones(3))
+    torch.manual_seed(3)
+    assert_close(covector.jacobian(f, mode="reverse", max_memory="1MB")(torch.ones(3)), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [(5, 5), ("5", 5), ("1kB", 1000), ("2 MB", 2_000_000), ("1.5GB", 1_500_000_000), ("1GiB", 2**30),
+     (".5KiB", 512), ("3tb", 3 * 10**12), (None, None)],
+)  # fmt: skip
+def test_sizes(given, size):
+    assert memory_limit("jacobian", given) == size
+
+
+@pytest.mark.parametrize("given", ["", "GB", "2 giga", "-1GB", "1e9", "1XB", "1G B"])
+def test_malformed_sizes(given):
+    with pytest.raises(ArgumentValueError, match="is not a size"):
+        covector.jacobian(torch.sin, max_memory=given)
+
+
+def test_other_bad_limits():
+    for given in (0, -5, "0", "0MB"):
+        with pytest.raises(ArgumentValueError, match="must be positive"):
+            covector.jacobian(torch.sin, max_memory=given)
+    for given in (1.5, True, [1]):
+        with pytest.raises(ArgumentTypeError, match="max_memory must be None"):
+            covector.jacobian(torch.sin, max_memory=given)
+
+
+def test_units():
+    assert [in_units(n) for n in (12, 1500, 2e6, 3.456e9, 7e12)] == [
+        "12 bytes",
+        "1.5 kB",
+        "2 MB",
+        "3.46 GB",
+        "7 TB",
+    ]
+
+
+def test_watch_counts_what_is_alive():
+    """Views are not counted, released tensors no more; also under vmap and inside the engine."""
+    base = torch.zeros(1000)
+    with Watch() as watch:
+        base.view(10, 100).t()
+        assert watch.peak == 0
+        kept = base + 1
+        base * 2
+        assert (watch.live, watch.peak, watch.total) == (4000, 8000, 8000)
+        kept.view(-1).add_(1)
+        assert watch.live == 4000
+        torch.vmap(lambda x: x + 1)(base[:, None])
+        assert watch.live == 4000
+    del kept
+    assert watch.live == 0
+
+
+def test_budget_reckons_with_a_fixed_part():
+    """Chunks follow from a fixed part and a part for each direction."""
+    budget = Budget(covector.errors.Caller("jacobian", torch.sin), 1000 / 0.85, None)
+    budget._seen = [(2, 320), (6, 360)]
+    assert budget.next(10_000) == 70
+    budget._seen = [(2, 320)]
+    assert budget.next(10_000) == 3
