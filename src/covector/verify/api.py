@@ -442,7 +442,7 @@ def _report(
 def _method(derivatives: Derivatives) -> str:
     problem, tol = derivatives.problem, derivatives.options.tol
     size = f"{problem.outputs.size} x {problem.inputs.size} entries"
-    if derivatives.probing:
+    if derivatives.probing and not derivatives.has_matrix:
         return (
             f"{size}, a random cotangent along {derivatives.options.probes} x random signs, seed {tol.seed}; "
             "several wrong entries that cancel along each of them would be missed"

@@ -65,6 +65,11 @@ class Derivatives:
         columns, rows = self.problem.inputs.size, self.problem.outputs.size
         return self.options.fast and columns * (columns + rows) > _FEW_NUMBERS
 
+    @property
+    def has_matrix(self) -> bool:
+        """Whether every entry of the Jacobian was computed after all."""
+        return "matrix" in self.__dict__
+
     @cached_property
     def combined(self) -> bool:
         """Whether every column agreed with differences, along random combinations of the rows."""
