@@ -38,9 +38,9 @@ __all__ = ["Objective", "Residuals", "hessian_operator", "jacobian_operator", "o
 def jacobian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator:
     """The Jacobian of a function at the primals as a `scipy.sparse.linalg.LinearOperator`.
 
-    The function runs twice, here; `matvec` is u -> J u, `rmatvec` is v -> J^T v, and `matmat` and
-    `rmatmat` apply a batch. Vectors hold the elements of the tensors one after the other, complex ones
-    as real and imaginary part.
+    The function runs here, and once more at the first `matvec`, which is u -> J u; `rmatvec` is
+    v -> J^T v, and `matmat` and `rmatmat` apply a batch. Vectors hold the elements of the tensors one
+    after the other, complex ones as real and imaginary part.
 
     Args:
         func: takes the primals, returns a tree of tensors.
