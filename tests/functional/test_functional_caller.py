@@ -360,3 +360,25 @@ def test_many_rows_go_in_chunks(monkeypatch):
     point = torch.linspace(0, 1, 7, dtype=torch.float64)
     torch.testing.assert_close(functional.jacobian(torch.sin, point), point.cos().diag())
     torch.testing.assert_close(functional.hessian(cubes, point), (6 * point).diag())
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_an_operation_with_a_wrong_batching_rule(vectorize):
+    """The Jacobian of `cdist` by a loop is right, so ours is."""
+    points = torch.linspace(0, 1, 12, dtype=torch.float64).sin().reshape(4, 3)
+    inputs = torch.linspace(-1, 2, 12, dtype=torch.float64).cos().reshape(4, 3)
+    expected = LIBRARIES[0].jacobian(lambda a: torch.cdist(a, points), inputs)
+    got = functional.jacobian(lambda a: torch.cdist(a, points), inputs, vectorize=vectorize)
+    torch.testing.assert_close(got, expected)
+
+
+def test_an_infinite_slope_of_one_output_stays_there():
+    """The rows of one output are not touched by another that is not differentiable at the point."""
+
+    def function(a):
+        return a.sqrt(), a.sin()
+
+    point = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    theirs, ours = (library.jacobian(function, point) for library in LIBRARIES)
+    assert ours[1].isfinite().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -190,6 +190,15 @@ def kinds(tensors: Sequence[Tensor]) -> set[type]:
     return found
 
 
+# Nodes whose batching rule gives wrong numbers (torch 2.13; found by a sweep over torch's operators).
+_WRONG_IN_BATCHES = frozenset(["CdistBackward0"])
+
+
+def can_be_batched(tensors: Sequence[Tensor]) -> bool:
+    """Whether the graph behind these tensors has no node whose batching rule is known to be wrong."""
+    return not any(kind.__name__ in _WRONG_IN_BATCHES for kind in kinds(tensors))
+
+
 def is_known(kind: type) -> bool:
     """Whether this type of node stands for one operation of torch's own."""
     return kind.__name__ != "CppFunction" and not hasattr(kind, "_forward_cls")

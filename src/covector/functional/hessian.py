@@ -64,7 +64,7 @@ def hessian(
         blocks = matrix(
             call,
             recording,
-            together=vectorize or not (create_graph or strict),
+            together=vectorize,
             inspect=dependence_of(call, "the Hessian", lambda i: f"the gradient with respect to inputs[{i}]"),
         )
         rows = tuple(call.like_inputs(row) for row in blocks)

@@ -31,7 +31,7 @@ def jacobian(
         create_graph: whether the result can be differentiated; it is detached if not.
         strict: refuse an output that does not depend on an input, instead of giving zeros.
         vectorize: accepted as in torch. Rows are computed in batches either way, and one by one where an
-            operation cannot be batched. With True all outputs go in one batch, also for `create_graph`.
+            operation cannot be batched. With True all outputs go in one batch.
         strategy: "reverse-mode", or "forward-mode" (with `vectorize=True`; neither `strict` nor
             `create_graph`), which is faster for more outputs than inputs.
 
@@ -61,7 +61,7 @@ def jacobian(
         blocks = matrix(
             call,
             recording,
-            together=vectorize or not (create_graph or strict),
+            together=vectorize,
             inspect=dependence_of(call, "the Jacobian", lambda i: output_name(recording.evaluation, i)),
         )
         rows = [call.like_inputs(row) for row in blocks]
