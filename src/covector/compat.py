@@ -31,6 +31,13 @@ from covector.transforms.vjp import vjp
 from covector.verify.api import gradcheck, gradgradcheck
 from covector.verify.problem import is_differentiable, shifted
 
+__all__ = [
+    "get_analytical_jacobian",
+    "get_numerical_jacobian",
+    "get_numerical_jacobian_wrt_specific_input",
+    "swap",
+]
+
 # What covector answers for torch, by the module of torch where it is found.
 CHECKS = {"torch.autograd.gradcheck": (gradcheck, gradgradcheck)}
 DOORS: dict[str, tuple[Callable[..., Any], ...]] = {
