@@ -3,6 +3,8 @@
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
+
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
 project = "covector"
@@ -22,9 +24,17 @@ default_role = "literal"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-# The names under which users import things, one parameter to a line.
-add_module_names = False
+# One parameter to a line, and short names of types.
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-# Without links: `argnums, argnames` and `ArgumentTypeError, OptionError` describe several at once.
-napoleon_use_ivar = True
+
+
+def without_last_blank(app, document):
+    """Code as it is shown: the empty line that ends a session in a page is for doctest."""
+    for block in document.findall(nodes.literal_block):
+        text = block.astext().rstrip("\n")
+        block.rawsource, block.children = text, [nodes.Text(text)]
+
+
+def setup(app):
+    app.connect("doctree-read", without_last_blank)
