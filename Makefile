@@ -30,7 +30,7 @@ bench: $(READY)
 
 # The pages as HTML; a warning is an error.
 docs: $(DOCS_READY)
-	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
 lint: $(READY)

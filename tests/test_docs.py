@@ -23,7 +23,7 @@ PAGES = [
 ]
 
 # The modules that users may import from; each says what in its `__all__`.
-PUBLIC_MODULES = ["covector", "covector.functional", "covector.compat", "covector.errors"]
+PUBLIC_MODULES = ["covector", "covector.functional", "covector.scipy", "covector.compat", "covector.errors"]
 
 
 def run(text, name, namespace):
