@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test sweep browser bench lint clean
+.PHONY: demo test sweep browser bench docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -27,6 +28,11 @@ browser: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# The pages as HTML; a warning is an error.
+docs: $(DOCS_READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,5 +43,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,24 +1,29 @@
 """Every example that a user can read is run."""
 
 import doctest
+import importlib
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 
-import covector
-from covector import functional
-
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+# What `make docs` makes pages of, without what it has made.
+SOURCES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
 
 # Every page with a Python session in it; the files in the others are run by tests of their own.
 PAGES = [
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", *SOURCES)
     if "```python\n>>>" in path.read_text()
 ]
+
+# The modules that users may import from; each says what in its `__all__`.
+PUBLIC_MODULES = ["covector", "covector.functional", "covector.scipy", "covector.compat", "covector.errors"]
 
 
 def run(text, name, namespace):
@@ -28,18 +33,17 @@ def run(text, name, namespace):
     return runner.summarize(verbose=False), "".join(report)
 
 
-@pytest.mark.parametrize("name", [name for name in covector.__all__ if name[0].islower()])
-def test_docstring_example(name):
+def public_functions():
+    """Every function that users may import, as module and name."""
+    for module in PUBLIC_MODULES:
+        names = importlib.import_module(module).__all__
+        yield from ((module, name) for name in names if name[0].islower())
+
+
+@pytest.mark.parametrize(("module", "name"), list(public_functions()))
+def test_docstring_example(module, name):
     """The example in the docstring gives what it shows."""
-    results, report = run(getattr(covector, name).__doc__, name, {})
-    assert results.attempted > 0
-    assert results.failed == 0, report
-
-
-@pytest.mark.parametrize("name", functional.__all__)
-def test_docstring_example_of_functional(name):
-    """The same for the verbs of the functional door."""
-    results, report = run(getattr(functional, name).__doc__, name, {})
+    results, report = run(getattr(importlib.import_module(module), name).__doc__, name, {})
     assert results.attempted > 0
     assert results.failed == 0, report
 
@@ -52,6 +56,79 @@ def test_page(page):
     results, report = run("\n".join(blocks), page, {})
     assert results.attempted > 0
     assert results.failed == 0, report
+
+
+def entries(page):
+    """The pages in the toctrees of a page."""
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    names = [re.sub(r".*<(.+)>", r"\1", line) for line in lines]
+    return [page.parent / f"{name}.md" for name in names]
+
+
+def test_every_page_is_in_the_index():
+    """And every entry of the index is a page."""
+    index = DOCS / "index.md"
+    reachable, waiting = {index}, [index]
+    while waiting:
+        found = [page for page in entries(waiting.pop()) if page not in reachable]
+        reachable.update(found)
+        waiting.extend(page for page in found if page.exists())
+    assert reachable == set(SOURCES)
+
+
+def documented():
+    """The objects that the reference describes, by the names in its directives."""
+    for page in (DOCS / "reference").glob("*.md"):
+        for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)", page.read_text(), re.MULTILINE):
+            if kind == "module":
+                module = importlib.import_module(name)
+                yield from ((f"{name}.{member}", getattr(module, member)) for member in module.__all__)
+            else:
+                module, _, member = name.rpartition(".")
+                yield name, getattr(importlib.import_module(module), member)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_name_is_in_the_reference(module):
+    """Under this name, or under that of the module where it lives."""
+    described = [described for _, described in documented()]
+    public = importlib.import_module(module)
+    assert not [name for name in public.__all__ if not any(getattr(public, name) is d for d in described)]
+
+
+def test_nothing_is_in_the_reference_twice():
+    """One place to look each name up."""
+    names = [name for name, _ in documented()]
+    assert len(names) == len(set(names))
+
+
+def anchors(page):
+    """What can follow a # in a link to the page: its headings as they are made into anchors."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(p.relative_to(ROOT) for p in SOURCES)])
+def test_no_link_is_dead(page):
+    """Links to other pages, headings and pictures; what lies on other hosts is not asked."""
+    path = ROOT / page
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in links:
+        target, _, anchor = link.partition("#")
+        linked = (path.parent / target).resolve() if target else path
+        assert linked.exists(), link
+        assert not anchor or anchor in anchors(linked), link
+
+
+def test_pages_named_in_the_text_exist():
+    """The README and the docstrings name pages by their path."""
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SOURCES, *(ROOT / "src").rglob("*.py")]
+    named = {name for path in texts for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())}
+    assert named
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
 def test_the_picture_of_a_failure_is_up_to_date():

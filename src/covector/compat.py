@@ -31,6 +31,13 @@ from covector.transforms.vjp import vjp
 from covector.verify.api import gradcheck, gradgradcheck
 from covector.verify.problem import is_differentiable, shifted
 
+__all__ = [
+    "get_analytical_jacobian",
+    "get_numerical_jacobian",
+    "get_numerical_jacobian_wrt_specific_input",
+    "swap",
+]
+
 # What covector answers for torch, by the module of torch where it is found.
 CHECKS = {"torch.autograd.gradcheck": (gradcheck, gradgradcheck)}
 DOORS: dict[str, tuple[Callable[..., Any], ...]] = {
@@ -122,6 +129,15 @@ def get_numerical_jacobian_wrt_specific_input(
     """The Jacobians of all outputs by one input, by central differences with step `eps`.
 
     The input is moved in place, so `fn` may close over it; it is put back whatever happens.
+
+    Example:
+        >>> import torch
+        >>> from covector.compat import get_numerical_jacobian_wrt_specific_input
+        >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        >>> blocks = get_numerical_jacobian_wrt_specific_input(torch.square, 0, (x,), (x**2,), 1e-3)
+        >>> blocks[0].round(decimals=4)
+        tensor([[2., 0.],
+                [0., 4.]], dtype=torch.float64)
     """
     variable = inputs[input_idx] if input is None else input
     chart, results = Chart.of([variable]), Chart.of(outputs)
@@ -151,6 +167,14 @@ def get_analytical_jacobian(
     Returns:
         `(jacobians, reentrant, sizes_ok, types_ok)`: whether a second run gave the same values (to
         `nondet_tol`), and whether gradients had the shape and the dtype of their inputs.
+
+    Example:
+        >>> import torch
+        >>> from covector.compat import get_analytical_jacobian
+        >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+        >>> get_analytical_jacobian((x,), x**2)
+        ((tensor([[2., 0.],
+                [0., 4.]], dtype=torch.float64),), True, True, True)
     """
     if grad_out != 1.0:
         raise ArgumentValueError(f"get_analytical_jacobian: grad_out must be 1.0, got {grad_out}.")

@@ -337,6 +337,20 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert "check(Cube.apply): FAILED" in printed
 
 
+def test_the_page_on_ci(tmp_path, monkeypatch):
+    """The cases in `docs/how-to/ci.md` pass with the command of its workflow, which leaves its files."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "how-to" / "ci.md").read_text()
+    (tmp_path / "cases.py").write_text(
+        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1)
+    )
+    (command,) = re.findall(r"- run: covector (.+)", page)
+    assert cli.main([*command.split(), "--jobs", "1"]) == 0
+    saved = json.loads((tmp_path / "cases.json").read_text())
+    assert saved["cases"] == len(saved["results"]) == 4
+    assert (tmp_path / "derivatives" / "cases" / "index.html").exists()
+
+
 def test_files_do_not_meet(tmp_path, capsys):
     """Files in different folders may import different modules of one name."""
     for folder, verb in (("first", "sin"), ("second", "cos")):

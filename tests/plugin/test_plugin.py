@@ -423,6 +423,20 @@ def test_the_page(pytester, run):
     assert summary_of(result)[0] == "3 checks in # s: 3 passed"
 
 
+def test_the_page_on_ci(pytester, run):
+    """The suite in `docs/how-to/ci.md` passes with each command of the page, under its `pytest.ini`."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "ci.md").read_text()
+    files = dict(re.findall(r"```(?:python|ini)\n# (\S+)\n(.*?)```", page, re.DOTALL))
+    for name in ("test_layers.py", "pytest.ini"):
+        (pytester.path / name).write_text(files[name])
+    commands = re.findall(r"(?:\$|- run:) pytest (.+)", page)
+    assert len(commands) == 2
+    for command in commands:
+        result = run(*command.split())
+        result.assert_outcomes(passed=1)
+        assert summary_of(result)[0].startswith("1 check ")
+
+
 def test_something_else_was_there_first(pytester, run):
     """A conftest that replaces torch's function where it lives is told so."""
     pytester.makeconftest(

@@ -65,7 +65,7 @@ def check(
 ) -> Report:
     """Compare the derivatives of a function with differences, and report what was found.
 
-    An entry passes if |analytic - numeric| <= atol + rtol |numeric|. Nothing is called wrong on the
+    An entry passes if `|analytic - numeric| <= atol + rtol * |numeric|`. Nothing is called wrong on the
     evidence of one difference quotient: suspects are looked at again with several steps, extrapolation
     and an error bound. An `nn.Module` is checked by all its parameters, and by the inputs that require
     grad; its buffers stay as they are.
@@ -76,7 +76,7 @@ def check(
             that require grad are checked.
         kwargs: keyword arguments of `func`.
         argnums, argnames: which arguments to check, instead of those that require grad.
-        eps: the step of the first look, in units of max(1, |x|).
+        eps: the step of the first look, in units of `max(1, |x|)`.
         atol, rtol: the entry rule.
         nondet_tol: how much two runs of the backward may differ.
         check_undefined_grad: also check that undefined cotangents and tangents count as zero.
