@@ -46,9 +46,11 @@ class Side:
 
     @cached_property
     def index(self) -> Tensor | None:
-        """The index in the tensor of each coordinate, one row each; None for several tensors."""
-        if self.part is None or self.part.place.stop - self.part.place.start != prod(
-            self.part.place.real_shape
+        """The index in the tensor of each coordinate, one row each; None for several, or a sparse one."""
+        if (
+            self.part is None
+            or not self.part.place.has_strides
+            or self.part.place.stop - self.part.place.start != prod(self.part.place.real_shape)
         ):
             return None
         flat = self.coordinates - self.part.place.start
