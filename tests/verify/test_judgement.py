@@ -1145,3 +1145,133 @@ def test_a_near_step_that_the_function_refuses():
     x = torch.tensor([1e-9, 0.7], dtype=torch.float64, requires_grad=True)
     with pytest.raises(ValueError, match="outside the domain"):
         covector.check(lambda x: Refusing.apply(x, 1.0), x)
+
+
+def _tall(rows, columns, scale, error):
+    """A linear map whose derivative is off in one entry that is zero."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = scale * torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    matrix[7, 2] = 0
+    wrong = torch.zeros_like(matrix)
+    wrong[7, 2] = error
+    return lambda x: matrix @ x + (wrong @ x - (wrong @ x).detach())
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "scale", "error"),
+    [
+        (400, 60, 1e4, 0.1),
+        (5000, 100, 1, 2e-5),
+        (400, 60, 1, 2e-5),
+        (200, 90, 1e2, 1e-4),
+        (3000, 10, 1e4, 1.0),
+    ],
+)
+def test_one_small_wrong_entry_among_large_ones(rows, columns, scale, error, fast_mode):
+    """Sums over a column do not hide what one entry is not allowed."""
+    x = torch.randn(columns, dtype=torch.float64, requires_grad=True)
+    for seed in range(3):
+        function = _tall(rows, columns, scale, error)
+        report = covector.check(function, x, fast_mode=fast_mode, seed=seed)
+        assert report.outcome is FAILED
+        right = covector.check(_tall(rows, columns, scale, 0.0), x, fast_mode=fast_mode, seed=seed)
+        assert right.outcome is PASSED
+
+
+@pytest.mark.parametrize(("diagonal", "missing"), [(1e6, 9e-2), (1e4, 9e-4), (1e3, 9e-5)])
+def test_a_small_entry_that_the_pattern_lacks_beside_a_large_one(diagonal, missing):
+    """In a cell that two columns share, the large entry does not hide the small one."""
+    x = torch.zeros(300, dtype=torch.float64, requires_grad=True)
+    lacking = torch.zeros(300, 300, dtype=torch.float64)
+    lacking[5, 9] = missing
+    report = covector.check(lambda x: diagonal * x + (lacking @ x).detach(), x)
+    assert report.outcome is FAILED
+    assert str(report.worst.mismatches[0].entry) == "d output[5] / d x[9]"
+
+
+class Thresholded(torch.autograd.Function):
+    """The sine, whose backward drops small cotangents."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.where(g.abs() < 0.5, 0.0, g) * x.cos()
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+@pytest.mark.parametrize("size", [6, 300])
+def test_a_backward_that_does_not_scale_with_its_cotangent(size, fast_mode):
+    """A cotangent 1024 times smaller has to give a gradient 1024 times smaller."""
+    x = torch.linspace(-1, 1, size, dtype=torch.float64).requires_grad_()
+    report = covector.check(Thresholded.apply, x, fast_mode=fast_mode)
+    assert report.outcome is FAILED
+    assert [f.check for f in report.findings if f.outcome is FAILED] == ["linearity"]
+    assert "1024 times smaller" in report.worst.summary
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_state_that_drifts_from_call_to_call(fast_mode):
+    """All points of a batch see the same state, so the batch is compared with the run before it."""
+    calls = []
+
+    def drifting(x):
+        calls.append(None)
+        return x.sin() + 1e-4 * len(calls)
+
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+    report = covector.check(drifting, x, fast_mode=fast_mode)
+    assert report.worst.check == "purity"
+
+
+class Elsewhere(torch.autograd.Function):
+    """Batched, it is another function than singly: the same at zero, not next to it."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin() + 0.05 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x.sin(), in_dims[0]
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_a_batching_rule_does_not_hide_a_wrong_derivative(fast_mode):
+    """A custom Function may have a batching rule of its own: one of its points is evaluated singly too."""
+    x = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    assert covector.check(Elsewhere.apply, x, fast_mode=fast_mode).outcome is FAILED
+
+
+class TwoScales(torch.autograd.Function):
+    """A large map and a small one, of which the small one's gradient is missing."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return 1e4 * a, 0.01 * b
+
+    @staticmethod
+    def backward(ctx, ga, gb):
+        return 1e4 * ga, 0 * gb
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_low_precision_a_large_output_does_not_excuse_a_small_one(dtype):
+    """What rounding may do to a derivative is in proportion to its own row."""
+    a, b = (torch.ones(3, dtype=dtype, requires_grad=True) for _ in range(2))
+    assert covector.check(TwoScales.apply, (a, b)).outcome is FAILED
+    assert covector.check(lambda a, b: (1e4 * a, 0.01 * b), (a, b)).outcome is PASSED

@@ -146,6 +146,8 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 def determinism(d: Derivatives) -> Finding:
     """Pulling the same cotangent back again gives the same gradient."""
+    if torch.equal(d.shrunk, d.pulled_coordinates):
+        return Finding("determinism", Outcome.PASSED)
     repeated = d.reverse.pull(d.cotangents)
     if all(map(_same, d.pulled, repeated)):
         return Finding("determinism", Outcome.PASSED)
@@ -169,7 +171,7 @@ def determinism(d: Derivatives) -> Finding:
 def linearity(d: Derivatives) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem = "linearity", d.problem
-    if d.agreed and d.options.undefined:
+    if d.agreed and d.homogeneous and d.options.undefined:
         # The pullback of a generic cotangent is right; that of zero is looked at as an undefined one.
         return Finding(name, Outcome.PASSED)
     zero = d.of_zero()
@@ -181,13 +183,15 @@ def linearity(d: Derivatives) -> Finding:
             f"a cotangent of zero gives a gradient that is not zero, at {where}",
             "The backward has to multiply by its grad_output.",
         )
-    if d.is_linear():
+    if d.is_linear() and d.homogeneous:
         return Finding(name, Outcome.PASSED)
     negative = d.pull(d.opposite)
     odd = d.close(negative, -d.pulled_coordinates, d.pulled_coordinates.abs() + 1)
     what = "the pullback of a sum is not the sum of the pullbacks"
     if not odd:
         what = "a negative cotangent does not give the negative gradient"
+    elif not d.homogeneous:
+        what = "a cotangent 1024 times smaller does not give a gradient 1024 times smaller"
     return failed(name, f"the backward is not linear in the cotangent: {what}")
 
 

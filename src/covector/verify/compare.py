@@ -31,7 +31,7 @@ _NOT_FINITE = "the analytic value is not finite"
 _ROUNDS = 4
 
 # The relative tolerance of a cell in which several columns meet.
-SHARED_RTOL = 1e-7
+SHARED_RTOL = 1e-10
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _first_look(
     step, rtol = problem.step(tol.eps), tol.rtol
     smallest, singly = step, groups.count == step.numel()
     if not singly:
-        step = step * groups.weight
+        step = problem.exact(step * groups.weight)
         # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
         rtol = min(tol.rtol, SHARED_RTOL)
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
@@ -118,7 +118,7 @@ def _first_look(
         error = (expected - numeric).abs()
         # What rounding alone can do to a difference shows nothing.
         noise = 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
-        allowed = tol.atol * smallest[first:last, None] + rtol * numeric.abs() + noise
+        allowed = tol.atols * smallest[first:last, None] + rtol * numeric.abs() + noise
         bad = ~(error <= allowed)
         if bad.any():
             colour, row = bad.nonzero().unbind(1)
@@ -211,8 +211,8 @@ def _explained(
         )
         error, error_again = off / weight, off_again / weight_again
         value = (first.value / weight).abs()
-        same = (error - error_again).abs() <= tol.atol + SHARED_RTOL * value + (first.bound / weight).abs()
-        explained |= same & (error.abs() <= tol.atol + tol.rtol * value)
+        same = (error - error_again).abs() <= tol.atols + SHARED_RTOL * value + (first.bound / weight).abs()
+        explained |= same & (error.abs() <= tol.atols + tol.rtol * value)
     return explained
 
 
@@ -224,7 +224,7 @@ def _settled(analytic: Matrix, groups: Groups, colour: int, slopes: Slopes, tol:
         expected = analytic.along(step, groups.colour, colour, colour + 1)[0]
         smallest = step[groups.colour == colour].abs().min()
         rtol = tol.rtol if groups.count == groups.colour.numel() else min(tol.rtol, SHARED_RTOL)
-        settled |= (expected - slope.value).abs() <= tol.atol * smallest + rtol * slope.value.abs()
+        settled |= (expected - slope.value).abs() <= tol.atols * smallest + rtol * slope.value.abs()
     return settled
 
 
@@ -321,7 +321,7 @@ def judge(
 ) -> tuple[Outcome, Mismatch]:
     """Decide one entry by the most precise slope there is."""
     estimate = slopes.best(row, column)
-    allowed = tol.atol + tol.rtol * abs(estimate.value)
+    allowed = tol.allowed(row, estimate.value)
     mismatch = Mismatch(
         Entry(
             problem.outputs.label(row, problem.output_names),

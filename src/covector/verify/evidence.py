@@ -18,7 +18,7 @@ from torch import Tensor
 from covector._chart import AnyPlace, Chart, Sampled
 from covector.verify.compare import unit
 from covector.verify.derivatives import Derivatives
-from covector.verify.maps import Matrix, chunk_of
+from covector.verify.maps import Matrix, chunk_of, row_sizes
 from covector.verify.problem import Problem, Tolerance
 from covector.verify.report import Entry, Mismatch
 
@@ -108,7 +108,8 @@ class Evidence:
     @cached_property
     def allowed(self) -> Tensor:
         """What the entry rule allows."""
-        return self.tol.atol + self.tol.rtol * self.numeric.abs()
+        atols = self.tol.atols
+        return (atols[:, None] if isinstance(atols, Tensor) else atols) + self.tol.rtol * self.numeric.abs()
 
     @cached_property
     def bad(self) -> Tensor:
@@ -127,7 +128,7 @@ def gather(d: Derivatives, mode: str, mismatches: Sequence[Mismatch], budget: Bu
         rows = _spread(height, count, [m.row for m in mismatches])
         columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(d, mode, rows, columns)
-    tol = problem.tolerance(d.options.tol, _Largest(analytic))
+    tol = problem.tolerance(d.options.tol, _Rows(analytic))
     numeric, bound = _numeric(problem, rows, columns, tol.eps)
     return Evidence(
         mode,
@@ -153,14 +154,14 @@ def _label(parts: Sequence[Part], coordinate: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Largest:
-    """A matrix that knows its largest entry."""
+class _Rows:
+    """A matrix that knows how large its rows are."""
 
     matrix: Tensor
 
-    def largest(self) -> float:
-        """The largest finite entry, without its sign."""
-        return float(self.matrix.abs().nan_to_num(0.0, 0.0, 0.0).max()) if self.matrix.numel() else 0.0
+    def row_sizes(self) -> Tensor:
+        """The largest finite entry of each row, without its sign."""
+        return row_sizes(self.matrix)
 
 
 def _parts(chart: Chart | Sampled, names: Sequence[str]) -> tuple[Part, ...]:

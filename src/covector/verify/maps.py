@@ -146,6 +146,13 @@ def missing_kernel(error: Exception) -> str | None:
     return None
 
 
+def row_sizes(matrix: Tensor) -> Tensor:
+    """The largest finite entry of each row, without its sign."""
+    if matrix.shape[1] == 0:
+        return torch.zeros(matrix.shape[0], dtype=torch.float64)
+    return matrix.abs().nan_to_num(0.0, 0.0, 0.0).amax(1)
+
+
 class Entries(NamedTuple):
     """The entries of a matrix that are not zero."""
 
@@ -200,10 +207,12 @@ class Matrix:
         place = (of[inside] - first, rows[inside])
         return result.index_put_(place, values[inside] * step[columns[inside]], accumulate=True)
 
-    def largest(self) -> float:
-        """The largest entry, without its sign."""
-        values = self.entries.values if self.dense is None else self.dense
-        return float(values.abs().max()) if values.numel() else 0.0
+    def row_sizes(self) -> Tensor:
+        """The largest entry of each row, without its sign."""
+        if self.dense is not None:
+            return row_sizes(self.dense)
+        sizes = torch.zeros(self.shape[0], dtype=torch.float64)
+        return sizes.scatter_reduce_(0, self.entries.rows, self.entries.values.abs(), "amax")
 
     def filled(self) -> Tensor:
         """The matrix with its zeros written out."""

@@ -32,6 +32,11 @@ _BATCH_NUMBERS = 1 << 21
 # How many wrong entries a report names.
 NAMED = 8
 
+# Next to the point, values may be off their mean by curvature; by more than this, the function may be one
+# that gives another value each time; by more than that, it jumps, or its batches are wrong.
+_CURVED = 1e-9
+_JUMP = 1e-3
+
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = (torch.float64, torch.complex128)
 
@@ -47,6 +52,18 @@ class Tolerance:
     seed: int = 0
     named: int = NAMED
     """How many entries that are wrong are looked for."""
+    slack: Tensor | float = 0.0
+    """What rounding in low precision may add to atol: the same for all entries, or one for each output."""
+
+    @property
+    def atols(self) -> Tensor | float:
+        """Atol with the slack of each output."""
+        return self.atol + self.slack
+
+    def allowed(self, row: int, value: float) -> float:
+        """How far the derivative of one output may be from this value."""
+        slack = float(self.slack[row]) if isinstance(self.slack, Tensor) else self.slack
+        return self.atol + slack + self.rtol * abs(value)
 
 
 def within(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> bool:
@@ -74,11 +91,11 @@ class NotBatchable(Exception):
     """The function can be evaluated at one point at a time only, and a batch was asked for."""
 
 
-class HasLargest(Protocol):
-    """A derivative that knows its largest entry."""
+class HasRows(Protocol):
+    """A derivative that knows how large its rows are."""
 
-    def largest(self) -> float:
-        """The largest entry, without its sign."""
+    def row_sizes(self) -> Tensor:
+        """The largest entry of each row, without its sign."""
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -108,6 +125,7 @@ class Problem:
         self._batch_trusted = False
         self._randomness = "error"
         self._pure = False
+        self._custom = False
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
         self._most, self._seed, self.masked = max_entries, seed, masked
@@ -170,6 +188,7 @@ class Problem:
         whole = Chart.around(self.graph_outputs, masked=self.masked, is_output=True)
         self.outputs = sampled(whole, self._most, None, self._seed)
         self._batchable = self._batchable and self.outputs.can_batch
+        self.stackable = self._batchable
 
     @property
     def rounding(self) -> float:
@@ -230,14 +249,15 @@ class Problem:
             self._point_others = others
             self._lifted = True
 
-    def tolerance(self, tol: Tolerance, derivative: HasLargest) -> Tolerance:
+    def tolerance(self, tol: Tolerance, derivative: HasRows) -> Tolerance:
         """The tolerance, widened by the rounding of a derivative in low precision."""
         if not self.low_precision:
             return tol
         rounding = self.derivative_rounding
         step = tol.eps if self._lifted else max(tol.eps, rounding ** (1 / 3))
-        slack = 32 * rounding * derivative.largest() if self._lifted else 0.0
-        return replace(tol, eps=step, atol=tol.atol + slack)
+        # A row is what one cotangent gives: its rounding is in proportion to its own largest entry.
+        slack = 32 * rounding * derivative.row_sizes() if self._lifted else 0.0
+        return replace(tol, eps=step, slack=slack)
 
     def again(self) -> Tensor:
         """The outputs of another run at the same point."""
@@ -292,6 +312,7 @@ class Problem:
         """Whether the function uses the caller's own tensors beside, or instead of, what it is given."""
         outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf)]
         leaves, nodes = graph.reached([output for output in outputs if output.requires_grad])
+        self._custom = any(hasattr(node, "_forward_cls") for node in nodes)
         for tensor in self.originals:
             if id(tensor) in leaves or (tensor.grad_fn is not None and tensor.grad_fn in nodes):
                 return True
@@ -367,7 +388,14 @@ class Problem:
 
     def step(self, eps: float) -> Tensor:
         """A step for each coordinate, in proportion to its size where that is more than one."""
-        return torch.from_numpy(eps * self._scale)
+        return self.exact(torch.from_numpy(eps * self._scale))
+
+    def exact(self, step: Tensor) -> Tensor:
+        """The step that is really made: the point plus the step is rounded."""
+        here, wanted = self.point.numpy(), step.numpy()
+        with np.errstate(all="ignore"):
+            made = (here + wanted) - here
+            return torch.from_numpy(np.where(made * wanted > 0, made, wanted))
 
     @cached_property
     def _scale(self) -> np.ndarray:
@@ -393,10 +421,11 @@ class Problem:
         """Half of f at the first half of these points minus f at the second."""
         values = self.values(torch.from_numpy(points), loop=loop).numpy()
         plus, minus = values[: len(values) // 2], values[len(values) // 2 :]
-        if self._batchable and not self._batch_trusted and not self._around(plus[0], minus[0]):
-            self._batchable = False  # a batching rule is wrong, or the function jumps: evaluate singly
-            return self._halved(points, loop)
-        self._batch_trusted = True
+        if self._batchable and not self._batch_trusted:
+            if not self._around(plus[0], minus[0]) or not self._as_singly(points[0], values[0]):
+                self._batchable = False  # a batching rule is wrong, or the function jumps: evaluate singly
+                return self._halved(points, loop)
+            self._batch_trusted = True
         with np.errstate(all="ignore"):
             return 0.5 * (plus - minus)
 
@@ -411,8 +440,19 @@ class Problem:
         if known.size == 0:
             return True
         with np.errstate(all="ignore"):
-            # Negated, so that NaN does not count as far off.
-            return not (abs(plus + minus - 2 * known) - 1e-3 * abs(known)).max() > 1e-3
+            off = (abs(plus + minus - 2 * known) / (1 + abs(known))).max()
+        # Compared such that NaN does not count as far off.
+        if off > _CURVED:
+            self.require_pure()
+        return not off > _JUMP
+
+    def _as_singly(self, point: np.ndarray, values: np.ndarray) -> bool:
+        """Whether a custom Function, which may have a batching rule of its own, gives the same singly."""
+        if not self._custom:
+            return True
+        alone = self.values(torch.from_numpy(point[None]), batch=False)[0].numpy()
+        with np.errstate(all="ignore"):
+            return not (abs(alone - values) / (1 + abs(alone))).max(initial=0.0) > _CURVED
 
     def block_size(self) -> int:
         """How many points are evaluated at once."""
