@@ -22,6 +22,8 @@ PAGES = [
     if "```python\n>>>" in path.read_text()
 ]
 
+LINKING = ["README.md", "CONTRIBUTING.md", *(path.relative_to(ROOT).as_posix() for path in SOURCES)]
+
 # The modules that users may import from; each says what in its `__all__`.
 PUBLIC_MODULES = ["covector", "covector.functional", "covector.scipy", "covector.compat", "covector.errors"]
 
@@ -110,7 +112,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(p.relative_to(ROOT) for p in SOURCES)])
+@pytest.mark.parametrize("page", LINKING)
 def test_no_link_is_dead(page):
     """Links to other pages, headings and pictures; what lies on other hosts is not asked."""
     path = ROOT / page
