@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 
 import pytest
 
 import covector
-from sparse_cases import KINDS, OPERATIONS, every_case
+from sparse_cases import DTYPES, KINDS, MASKED, OPERATIONS, every_case, numbers
+from sparse_faults import FACTOR, FAULTS, multiplied
 from sparse_table import original, table, verdict, written
 
 pytestmark = pytest.mark.sweep
@@ -33,6 +35,18 @@ def test_agrees_with_the_original(operation):
             if ours:
                 assert covector.gradcheck(case.function, case.inputs(), masked=case.masked, fast_mode=True)
     assert opinions or operation.name in {"x.select(0, 1)", "torch.cat([x, x])"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["in", "out", "both"])
+def test_agrees_with_the_original_on_what_is_wrong(kind, side):
+    """Every fault, real and complex, masked or not."""
+    for dtype, masked, (name, fault) in product(DTYPES, MASKED, FAULTS.items()):
+        template = KINDS[kind](dtype, 0)
+        function = multiplied(side, template, fault, FACTOR[dtype])
+        x = numbers(*template.shape, dtype=dtype) if side == "out" else template.clone()
+        theirs = verdict(original, function, x.requires_grad_(), masked)
+        assert theirs in (verdict(covector.gradcheck, function, x, masked), None), (name, dtype, masked)
 
 
 def test_the_table_in_the_docs_is_what_the_sweep_gives():
