@@ -27,6 +27,9 @@ _EPS = torch.finfo(torch.float64).eps
 _OUTSIDE = "outside the domain"
 _NOT_FINITE = "the analytic value is not finite"
 
+# Up to this many numbers, every column is differenced by itself before slopes are taken along groups.
+_FEW_NUMBERS = 1 << 20
+
 # How many columns that the pattern lacks are tried for one cell.
 _ROUNDS = 4
 
@@ -70,9 +73,18 @@ def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     except NotBatchable:
         groups = _coloured(analytic, tol, FEW_IN_A_LOOP)
         suspects = _first_look(problem, analytic, groups, tol)
+    if suspects.row.numel() and _cheap_singly(problem, groups):
+        groups = singly(analytic.shape[1])
+        suspects = _first_look(problem, analytic, groups, tol)
     if suspects.row.numel() == 0:
         return verdict
     return _second_look(problem, analytic, groups, suspects, tol, verdict)
+
+
+def _cheap_singly(problem: Problem, groups: Groups) -> bool:
+    """Whether cells that columns share leave doubt that a look at every column by itself settles cheaply."""
+    columns, rows = groups.colour.numel(), problem.outputs.size
+    return problem.batchable and groups.count < columns and columns * (columns + rows) <= _FEW_NUMBERS
 
 
 def _coloured(analytic: Matrix, tol: Tolerance, few: int) -> Groups:

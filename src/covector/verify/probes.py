@@ -24,7 +24,7 @@ from covector.verify.slopes import slopes_along
 _FRACTION = 0.02
 
 # The share of it that rounding may take before every entry is looked at instead.
-_NOISY = 0.25
+_NOISY = 0.5
 
 # How many suspicious pairs are narrowed down.
 _LOCATED = 3
@@ -61,7 +61,7 @@ def combinations_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool
     step, cotangents = problem.step(tol.eps), probes.cotangents.T
     expected = (probes.pulled * step).T
     # Rounding of the outputs, which adds up as independent numbers do.
-    noise = 8 * problem.rounding * (probes.cotangents * problem.known).norm(dim=1)
+    noise = 4 * problem.rounding * (probes.cotangents * problem.known).norm(dim=1)
     if not bool(noise.max() <= _NOISY * tol.atol * step.min()):
         return False
     size = problem.block_size()
