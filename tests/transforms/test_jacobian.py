@@ -226,6 +226,38 @@ def test_runs(function, keywords, runs):
     assert counted.runs == runs
 
 
+@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize("way", [*WAYS, *(
+    {"mode": mode, **more} for mode in ("forward", "reverse")
+    for more in ({"chunk_size": 1}, {"max_memory": "1GB"}, {"max_memory": "1GB", "chunk_size": 1})
+)], ids=str)  # fmt: skip
+def test_functions_that_work_in_place(way, value):
+    """Every run meets the same point, and nothing of the caller's moves, whatever argument is written to."""
+
+    def f(x, y, times):
+        x.mul_(2)
+        y.add_(x)
+        return (times * x.sum()).sin() * y[0]
+
+    verb = covector.value_and_jacobian if value else covector.jacobian
+    by_hand = lambda x, y, times: (times * (2 * x).sum()).sin() * (y + 2 * x)[0]
+    for times in (wide[:2], wide):
+        for point in (x.clone(), x.clone().requires_grad_(), x.clone().requires_grad_() * 1):
+            y = x.clone()
+            got = verb(f, **way)(point, y, times)
+            expected = torch.func.jacrev(by_hand)(x, x, times)
+            assert_close(got, (by_hand(x, x, times), expected) if value else expected)
+            assert torch.equal(point, x)
+            assert torch.equal(y, x)
+
+
+def test_hessians_of_functions_that_work_in_place():
+    point = x.clone()
+    for way in WAYS[1:3] + WAYS[4:]:
+        assert_close(covector.hessian(lambda x: x.mul_(2).pow(3).sum(), **way)(point), (48 * x).diag())
+    assert torch.equal(point, x)
+
+
 # Samples
 
 batch = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
