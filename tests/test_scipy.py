@@ -57,6 +57,49 @@ def test_jacobian_operator():
     np.testing.assert_allclose(operator.T @ V, dense.T @ V)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_complex_vectors(dtype):
+    """A real operator acts on both parts, from both sides, on vectors and matrices."""
+    at = x.to(dtype)
+    weights = W.to(dtype)
+    f = lambda x: torch.tanh(weights @ x)
+    rng = np.random.default_rng(0)
+    draw = lambda *size: rng.normal(size=size) + 1j * rng.normal(size=size)
+    u, v, U, V = draw(4), draw(7), draw(4, 3), draw(7, 2)
+    close = lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-4)
+    dense, operator = covector.jacrev(f)(at).numpy(), jacobian_operator(f, at)
+    close(operator @ u, dense @ u)
+    close(operator @ U, dense @ U)
+    close(operator.rmatvec(v), dense.T @ v)
+    close(operator.rmatmat(V), dense.T @ V)
+    g = lambda x: f(x).pow(2).sum()
+    dense, operator = covector.hessian(g)(at).numpy(), hessian_operator(g, at)
+    close(operator @ u, dense @ u)
+    close(operator @ U, dense @ U)
+    close(operator.rmatvec(u), dense @ u)
+    problem = objective(g, at)
+    close(problem.hessp(problem.x0, u), dense @ u)
+
+
+def test_complex_points_are_refused():
+    for problem in (objective(bowl, x), residuals(layer, x)):
+        with pytest.raises(ArgumentTypeError, match="a vector of real numbers was expected, got complex"):
+            problem.fun(problem.x0 * 1j)
+
+
+def test_bfloat16():
+    """NumPy does not have it: arrays are float32."""
+    at = torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16)
+    operator = jacobian_operator(lambda a: a**2, at)
+    assert operator.dtype == np.float32
+    assert (operator @ np.ones(3)).tolist() == [2, 4, 8]
+    assert operator.rmatvec(np.ones(3)).tolist() == [2, 4, 8]
+    assert (operator @ np.eye(3)).tolist() == np.diag([2.0, 4.0, 8.0]).tolist()
+    assert (hessian_operator(lambda a: (a**2).sum(), at) @ np.ones(3)).tolist() == [2, 2, 2]
+    assert objective(lambda a: (a**2).sum(), at).jac([1, 2, 4]).tolist() == [2, 4, 8]
+    assert residuals(lambda a: a**2, at).fun([1, 2, 4]).tolist() == [1, 4, 16]
+
+
 def test_lsmr():
     solution = lsmr(jacobian_operator(layer, x), np.ones(7))[0]
     expected = np.linalg.lstsq(covector.jacrev(layer)(x).numpy(), np.ones(7), rcond=None)[0]

@@ -16,7 +16,7 @@ from covector._chart import Chart, real_dtype
 from covector._engine.levels import bare
 from covector._linear import Linearized, LinearMap, Pullback
 from covector._tree import Arguments, select_all
-from covector.errors import ArgumentValueError, Caller
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
 from covector.transforms._door import (
     accept_differentiable,
     check_function,
@@ -40,7 +40,8 @@ def jacobian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator
 
     The function runs here, and once more at the first `matvec`, which is u -> J u; `rmatvec` is
     v -> J^T v, and `matmat` and `rmatmat` apply a batch. Vectors hold the elements of the tensors one
-    after the other, complex ones as real and imaginary part.
+    after the other, complex ones as real and imaginary part. The operator is real: of a complex vector
+    it takes both parts. Where tensors are bfloat16, which NumPy lacks, the arrays are float32.
 
     Args:
         func: takes the primals, returns a tree of tensors.
@@ -133,12 +134,16 @@ class _Flat:
         self.target = target
 
     def vector(self, vector: Any) -> Any:
-        """The image of one vector."""
+        """The image of one vector; of a complex one, that of its parts, as the map is real."""
+        if _is_complex(vector):
+            return _by_parts(self.vector, vector)
         images = self._derivative().apply(self.source.from_coords(_tensor(vector).reshape(-1)))
         return _array(self.target.to_coords(images))
 
     def matrix(self, matrix: Any) -> Any:
-        """The images of the columns of a matrix, as columns."""
+        """The images of the columns of a matrix, as columns; of a complex one, those of its parts."""
+        if _is_complex(matrix):
+            return _by_parts(self.matrix, matrix)
         stacks = self.source.from_coords(_tensor(matrix).T.contiguous())
         images = self._derivative().apply_batch(stacks)
         return _array(self.target.stack_to_coords(images)).T
@@ -173,7 +178,22 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _array(tensor: Tensor) -> Any:
-    return bare(tensor).cpu().numpy()
+    """A tensor as a NumPy array; NumPy has no bfloat16, so that becomes float32."""
+    plain = bare(tensor).detach().cpu()
+    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+
+
+def _is_complex(array: Any) -> bool:
+    import numpy as np
+
+    return bool(np.iscomplexobj(array))
+
+
+def _by_parts(apply: Callable[[Any], Any], array: Any) -> Any:
+    """A real linear map applied to the real and to the imaginary part."""
+    import numpy as np
+
+    return apply(np.real(array)) + 1j * apply(np.imag(array))
 
 
 class _OfVectors:
@@ -193,6 +213,11 @@ class _OfVectors:
         return trees[0] if len(trees) == 1 else trees
 
     def _flat(self, x: Vector) -> Tensor:
+        if _is_complex(x):
+            raise ArgumentTypeError(
+                f"{self._caller}: a vector of real numbers was expected, got complex ones. Complex tensors "
+                "stand in it as real and imaginary part, as in x0."
+            )
         flat = _tensor(x).reshape(-1)
         if flat.numel() != self._chart.size:
             raise ArgumentValueError(
@@ -234,7 +259,7 @@ class Objective(_OfVectors):
 
     def hessp(self, x: Vector, p: Vector) -> Vector:
         """The Hessian there times a vector."""
-        return self._curvature(x).vector(p).astype("float64")
+        return self._curvature(x).vector(p).astype("complex128" if _is_complex(p) else "float64")
 
     def hess(self, x: Vector) -> Vector:
         """The Hessian there."""

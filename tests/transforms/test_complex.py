@@ -38,6 +38,50 @@ def test_not_holomorphic(f, way):
 
 
 @ways
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [
+        (lambda z: torch.stack([z[0] * 1e9, z[1].conj()]), torch.complex128),
+        (lambda z: torch.stack([z[0] * 1e9, z[1].conj()]), torch.complex64),
+        (lambda z: torch.stack([z[0] * 1e4, z[1].conj()]), torch.complex64),
+        (lambda z: z[0] * 1e9 + z[1].conj(), torch.complex128),
+        (lambda z: z[0] * 1e4 + z[1].conj(), torch.complex64),
+        (lambda z: z[0] ** 2 * 1e9 + z[1] * z[1].conj(), torch.complex128),
+        (lambda z: torch.stack([(0 * z[0]) ** -1, z[1].conj()]), torch.complex128),
+        (lambda z: 1e-20 * z.conj(), torch.complex128),
+    ],
+    ids=["row", "row64", "smaller row64", "entry", "entry64", "square", "infinite", "small"],
+)
+def test_large_entries_hide_no_conjugate(f, dtype, way):
+    for verb in (covector.jacobian, covector.value_and_jacobian):
+        with pytest.raises(OutputError, match="Cauchy-Riemann equations fail"):
+            verb(f, complex="holomorphic", **way)(z.to(dtype))
+
+
+@ways
+def test_rounding_is_no_conjugate(way):
+    """Entries that are zero by cancellation, beside large ones and small ones, in single precision."""
+    many = torch.randn(40, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    m = torch.randn(40, 40, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+    inverse = torch.linalg.inv(m)
+    for f in (
+        lambda z: inverse @ (m @ z),
+        lambda z: torch.fft.ifft(torch.fft.fft(z)),
+        lambda z: torch.cat([z, torch.fft.ifft(torch.fft.fft(z)) - z, 1e9 * z]),
+        lambda z: (m @ z).exp() / (m @ z).exp().sum(),
+        lambda z: torch.cat([1e6 * (m @ z), 1e-6 * (m @ z).sin()]),
+    ):
+        got = covector.jacobian(f, complex="holomorphic", **way)(many)
+        assert_close(got, covector.jacobian(f, complex="wirtinger", **way)(many).dz)
+
+
+def test_squares_hide_no_conjugate_in_a_hessian():
+    mixed = lambda z: 1e9 * z[0] ** 2 + z[1] * z[1].conj()
+    with pytest.raises(OutputError, match="Cauchy-Riemann equations fail"):
+        covector.hessian(mixed, complex="holomorphic")(z)
+
+
+@ways
 def test_wirtinger(way):
     """d/dz and d/dz*, by hand."""
     jacobian = lambda f, *at: covector.jacobian(f, complex="wirtinger", **way)(*at)

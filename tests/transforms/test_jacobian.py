@@ -16,6 +16,7 @@ from covector.errors import (
     ForwardModeWarning,
     OutputError,
     RandomnessError,
+    UnsupportedError,
 )
 from covector.transforms._plan import Plan, by_sizes, worth_a_trial
 
@@ -226,6 +227,38 @@ def test_runs(function, keywords, runs):
     assert counted.runs == runs
 
 
+@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize("way", [*WAYS, *(
+    {"mode": mode, **more} for mode in ("forward", "reverse")
+    for more in ({"chunk_size": 1}, {"max_memory": "1GB"}, {"max_memory": "1GB", "chunk_size": 1})
+)], ids=str)  # fmt: skip
+def test_functions_that_work_in_place(way, value):
+    """Every run meets the same point, and nothing of the caller's moves, whatever argument is written to."""
+
+    def f(x, y, times):
+        x.mul_(2)
+        y.add_(x)
+        return (times * x.sum()).sin() * y[0]
+
+    verb = covector.value_and_jacobian if value else covector.jacobian
+    by_hand = lambda x, y, times: (times * (2 * x).sum()).sin() * (y + 2 * x)[0]
+    for times in (wide[:2], wide):
+        for point in (x.clone(), x.clone().requires_grad_(), x.clone().requires_grad_() * 1):
+            y = x.clone()
+            got = verb(f, **way)(point, y, times)
+            expected = torch.func.jacrev(by_hand)(x, x, times)
+            assert_close(got, (by_hand(x, x, times), expected) if value else expected)
+            assert torch.equal(point, x)
+            assert torch.equal(y, x)
+
+
+def test_hessians_of_functions_that_work_in_place():
+    point = x.clone()
+    for way in WAYS[1:3] + WAYS[4:]:
+        assert_close(covector.hessian(lambda x: x.mul_(2).pow(3).sum(), **way)(point), (48 * x).diag())
+    assert torch.equal(point, x)
+
+
 # Samples
 
 batch = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -321,6 +354,76 @@ def test_noise_is_no_mixing():
     for mode in ("forward", "reverse"):
         with pytest.raises(OutputError, match="mixes the samples"):
             covector.jacobian(leak, batch_dim=0, mode=mode)(points)
+
+
+points = torch.randn(8, 2, generator=torch.Generator().manual_seed(3))
+far = points.clone()
+far[0], far[7] = 1e6, -1e6
+one_of_many = torch.zeros(1000).index_fill(0, torch.tensor(17), 0.1)
+spreading = torch.randn(1000, 2, generator=torch.Generator().manual_seed(4))
+HIDDEN = {
+    "another output": (lambda x: (1e9 * x, x - 0.1 * x.mean(0)), points),
+    "another column": (lambda x: torch.stack([1e4 * x[:, 0], x[:, 1] - x[:, 1].mean()], 1), points),
+    "a larger column": (lambda x: torch.stack([1e9 * x[:, 0], x[:, 1].roll(1)], 1), points),
+    "other samples": (lambda x: x**2 + 0.1 * (x.sum(0) - x), far),
+    "many outputs": (lambda x: x @ spreading.T + one_of_many * x.sum(), points),
+    "cancelled": (lambda x: {"a": 1e12 * x, "b": 1e-12 * (x - x.mean(0))}, points.double()),
+    "infinite": (lambda x: torch.stack([(0 * x[:, 0]).sqrt(), x[:, 1] - 0.1 * x[:, 1].mean()], 1), points),
+    "small": (lambda x: 1e-6 * x.mean(0).expand(8, 2), points),
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_large_numbers_hide_no_mixing(mode, name):
+    function, at = HIDDEN[name]
+    with pytest.raises(OutputError, match="mixes the samples"):
+        covector.jacobian(function, batch_dim=0, mode=mode)(at)
+
+
+many = torch.randn(64, 5, generator=torch.Generator().manual_seed(5))
+turn = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(6)))[0]
+UNMIXED = {
+    "there and back": (lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0).real, many),
+    "turned back": (lambda x: turn @ (turn.T @ x), many),
+    "many sizes": (lambda x: (1e9 * x, 1e-9 * x.sin()), many),
+    "cancelling": (lambda x: x.log_softmax(1).exp().sum(1), many),
+    "constant": (lambda x: (x.sin(), torch.ones(64, 2)), many),
+    "exponents": (lambda x: (40 * x).exp(), many),
+    "infinite": (lambda x: x.abs().sqrt(), many * torch.tensor([0.0, 1, 1, 1, 1])),
+    "bfloat16": (lambda x: x.sin(), many.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("name", UNMIXED)
+def test_rounding_is_no_mixing(mode, name):
+    """What the Jacobian of the whole says about each sample."""
+    function, at = UNMIXED[name]
+    got = covector.jacobian(function, batch_dim=0, mode=mode)(at)
+    # An infinite derivative times zero is no number, which one depends on the mode.
+    whole = {"forward": torch.func.jacfwd, "reverse": torch.func.jacrev}[mode](function)(at)
+    for mine, all_pairs in zip(registry.tree_leaves(got), registry.tree_leaves(whole), strict=True):
+        own = all_pairs.movedim(-2, 1).diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        assert_close(mine, own, equal_nan=True, rtol=1e-3, atol=1e-4)
+
+
+def test_running_statistics():
+    """What forward mode cannot write to in a batch of runs is named; reverse mode sees the mixing."""
+    norm = torch.nn.BatchNorm1d(3).double()
+    with pytest.raises(
+        UnsupportedError, match=r"jacobian\(BatchNorm1d\): .* captured Tensor.*mode='reverse'"
+    ):
+        covector.jacobian(norm, batch_dim=0, mode="forward")(batch)
+    for keywords in ({}, {"mode": "reverse"}, {"max_memory": "1GB"}):
+        with pytest.raises(OutputError, match="mixes the samples"):
+            covector.jacobian(norm, batch_dim=0, **keywords)(batch)
+    widened = lambda x: norm(x).sum() * wide
+    jacobian = covector.jacobian(widened)
+    assert jacobian(batch).shape == (200, 5, 3)
+    assert jacobian.plan.mode == "reverse"
+    assert "captured Tensor" in jacobian.plan.reason
+    assert covector.jacobian(norm.eval(), batch_dim=0, mode="forward")(batch).shape == (5, 3, 3)
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])

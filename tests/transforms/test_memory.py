@@ -131,6 +131,25 @@ def test_other_bad_limits():
             covector.jacobian(torch.sin, max_memory=given)
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["9" * 400 + "GB", "9" * 400, "9" * 5000, 10**400, -(10**5000), 2**63 + 1, "99999999999TB"],
+    ids=range(7),
+)
+def test_limits_beyond_all_memory(given):
+    with pytest.raises(ArgumentValueError, match=r"jacobian: max_memory is beyond 2\*\*63 bytes"):
+        covector.jacobian(torch.sin, max_memory=given)
+
+
+def test_limits_that_are_no_numbers():
+    for given in ("nan", "inf", "-inf"):
+        with pytest.raises(ArgumentValueError, match="is not a size"):
+            covector.jacobian(torch.sin, max_memory=given)
+    for given in (float("nan"), float("inf")):
+        with pytest.raises(ArgumentTypeError, match="max_memory must be None"):
+            covector.jacobian(torch.sin, max_memory=given)
+
+
 def test_units():
     assert [in_units(n) for n in (12, 1500, 2e6, 3.456e9, 7e12)] == [
         "12 bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,11 +58,15 @@ def check_samples(
 
 
 class Probe(NamedTuple):
-    """Directions for a linear map, and along which axis the samples lie in them and in their images."""
+    """Directions for a linear map, and along which axis the samples lie in them and in their images.
+
+    An image of up to `ground` may be the rounding of larger numbers.
+    """
 
     directions: list[Tensor]
     axis: int
     image_axis: int
+    ground: Tensor
 
 
 def check_batchwise(caller: Caller, derivative: LinearMap, probe: Probe, products: Blocks) -> None:
@@ -75,7 +79,8 @@ def check_batchwise(caller: Caller, derivative: LinearMap, probe: Probe, product
     with torch.no_grad():
         images = derivative.apply(probe.directions)
         pairs = zip(images, products, strict=True)
-        if any(_differs(image, *product) for image, product in pairs) and _mixes(derivative, probe):
+        sizes = [size for _, size in products]
+        if any(_differs(image, *product) for image, product in pairs) and _mixes(derivative, probe, sizes):
             raise OutputError(
                 f"{caller}: batch_dim asks for the Jacobian of each sample, but the function mixes the "
                 "samples: an output of one depends on the input of another (as batch normalization in "
@@ -84,18 +89,34 @@ def check_batchwise(caller: Caller, derivative: LinearMap, probe: Probe, product
             )
 
 
+def _tolerance(dtype: torch.dtype) -> float:
+    """How much of its size an element may be off; less would be rounding, in single precision too."""
+    return float(torch.finfo(dtype).eps ** 0.75)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What rounding leaves of a number that is zero, as a part of the numbers it was computed from."""
+    return 64 * torch.finfo(dtype).eps
+
+
+def _finite(size: Tensor) -> Tensor:
+    """Sizes, of which those that are infinite or no numbers do not count."""
+    return size.nan_to_num(0.0, 0.0)
+
+
 def _differs(image: Tensor, expected: Tensor, size: Tensor) -> bool:
     if not expected.numel():
         return False
-    wrong = (image - expected).abs() > torch.finfo(expected.dtype).eps ** 0.5 * (size + size.amax())
+    wrong = (image - expected).abs() > _tolerance(expected.dtype) * size
     return bool(levels.bare(wrong.any()).any())
 
 
-def _mixes(derivative: LinearMap, probe: Probe) -> bool:
+def _mixes(derivative: LinearMap, probe: Probe, sizes: Sequence[Tensor]) -> bool:
     """Whether a direction that is zero in some samples has an image that is not zero there.
 
     The samples are told apart by the digits of their number, so that every pair is looked at.
     """
+    usual = [_finite(size).movedim(probe.image_axis, 0).amax(0) for size in sizes]
     numbers = torch.arange(probe.directions[0].shape[probe.axis])
     for digit in range(len(numbers).bit_length()):
         for moving in ((numbers >> digit) % 2 == 0, (numbers >> digit) % 2 == 1):
@@ -103,18 +124,51 @@ def _mixes(derivative: LinearMap, probe: Probe) -> bool:
                 (d.movedim(probe.axis, -1) * moving.to(d)).movedim(-1, probe.axis) for d in probe.directions
             ]
             images = [image.movedim(probe.image_axis, 0) for image in derivative.apply(some)]
-            if any(_reaches(image, moving) for image in images):
+            pairs = zip(images, usual, strict=True)
+            if any(_reaches(image, moving, size, probe.ground) for image, size in pairs):
                 return True
     return False
 
 
-def _reaches(image: Tensor, moving: Tensor) -> bool:
-    """Whether samples that do not move have an image beside that of those that do."""
-    still, moved = image[~moving].abs(), image[moving].abs()
-    if not (still.numel() and moved.numel()):
+def _reaches(image: Tensor, moving: Tensor, usual: Tensor, ground: Tensor) -> bool:
+    """Whether samples that do not move have an image, beside the usual size of each of its elements."""
+    still = image[~moving].abs()
+    if not still.numel():
         return False
-    beside = still.amax() > torch.finfo(image.dtype).eps ** 0.5 * moved.amax()
-    return bool(levels.bare(beside).any())
+    noise = _tolerance(image.dtype) * usual + _rounding(image.dtype) * usual.amax() + ground.to(usual)
+    return bool(levels.bare(still > noise).any())
+
+
+class Vectors(NamedTuple):
+    """What the Jacobians of the samples are multiplied with, a row for each sample; `ground` as in Probe."""
+
+    rows: list[Tensor]
+    ground: Tensor
+
+
+def telling(vectors: Sequence[Tensor], sizes: Sequence[Tensor]) -> Iterator[Vectors]:
+    """Vectors in which nothing large hides something small, from any and the sizes of what they multiply.
+
+    First each element is divided by its size. Elements of size zero follow alone, for theirs is unknown:
+    where samples mix, what they do to their own and to the others may cancel.
+    """
+    sizes = [size.to(vector.dtype) for size, vector in zip(sizes, vectors, strict=True)]
+    pairs = list(zip(vectors, sizes, strict=True))
+    nothing = vectors[0].new_zeros(())
+    yield Vectors([_divided(vector, size) for vector, size in pairs], nothing)
+    if any(levels.bare(size == 0).any() for size in sizes):
+        largest = sum((_finite(size).amax() for size in sizes if size.numel()), start=nothing)
+        ground = _rounding(nothing.dtype) * largest.clamp(max=1)
+        yield Vectors([torch.where(size == 0, vector, 0) for vector, size in pairs], ground)
+
+
+def _divided(vector: Tensor, size: Tensor) -> Tensor:
+    if not size.numel():
+        return vector
+    # What is as small as the rounding of the others may be nothing else.
+    size = torch.maximum(size, _rounding(size.dtype) * _finite(size).amax())
+    sound = (size > torch.finfo(size.dtype).tiny) & size.isfinite()
+    return torch.where(sound, vector / size, vector)
 
 
 def scattered_like(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covector._chart import CONVENTIONS, Chart, Place, Sides, cauchy_riemann
+from covector._chart import CONVENTIONS, Chart, Place, Sides, Wirtinger
 from covector._engine import levels
 from covector._engine.reverse import Run
 from covector._tree import Arguments, Evaluation
@@ -88,9 +88,12 @@ class RealForm:
     def check_holomorphic(self, blocks: Sequence[Tensor], order: int) -> None:
         """The Cauchy-Riemann equations hold: no derivative by a conjugate is there."""
         for position, block in enumerate(blocks):
-            defect = cauchy_riemann(block.detach(), self.sides(position, order))
-            conjugate, plain = (_largest(parts) for parts in defect)
-            if conjugate > torch.finfo(block.dtype).eps ** 0.5 * max(conjugate, plain):
+            if not block.numel():
+                continue
+            defect = _Defect.of(block.detach(), self.sides(position, order))
+            wrong = _fails(defect, torch.finfo(block.dtype).eps)
+            if bool(levels.bare(wrong).any()):
+                conjugate, plain = (_largest(part, wrong) for part in (defect.conjugate, defect.plain))
                 raise OutputError(
                     f"{self._caller}: the function is not holomorphic: the Cauchy-Riemann equations fail, "
                     f"with |df/dz*| up to {conjugate:.3g} where |df/dz| is up to {plain:.3g}. Use "
@@ -98,5 +101,43 @@ class RealForm:
                 )
 
 
-def _largest(parts: Sequence[Tensor]) -> float:
-    return max((float(levels.bare(part).amax()) for part in parts), default=0.0)
+class _Defect(NamedTuple):
+    """How far a block is from obeying the Cauchy-Riemann equations: |df/dz*| and |df/dz|, entry by entry.
+
+    The axes from `first_axis` on are those of the inputs.
+    """
+
+    conjugate: Tensor
+    plain: Tensor
+    first_axis: int
+
+    @classmethod
+    def of(cls, block: Tensor, sides: Sides) -> _Defect:
+        """For a block between complex tensors; of several derivatives by conjugates, the largest."""
+        plain, *conjugates = _leaves(CONVENTIONS["wirtinger"](block, sides))
+        return cls(torch.stack(conjugates).abs().amax(0), plain.abs(), len(sides.output.shape))
+
+
+def _leaves(derivative: Any) -> list[Tensor]:
+    """The derivatives in nested pairs; the one by no conjugate comes first."""
+    if not isinstance(derivative, Wirtinger):
+        return [derivative]
+    return [*_leaves(derivative.dz), *_leaves(derivative.dz_conj)]
+
+
+def _fails(defect: _Defect, eps: float) -> Tensor:
+    """Where the derivative by a conjugate is more than rounding.
+
+    Each entry is compared with itself. It may also be the rounding of the larger entries of its row, or
+    of numbers about one that cancelled in it; but not of other rows, which are computed apart.
+    """
+    conjugate, plain, first_axis = defect
+    size = torch.maximum(conjugate, plain).nan_to_num(0.0, 0.0)
+    inputs = list(range(first_axis, size.ndim))
+    row = size.amax(inputs, keepdim=True) if inputs else size
+    rounding = 64 * eps * (row + size.amax().clamp(max=1))
+    return conjugate > eps**0.5 * plain + rounding
+
+
+def _largest(part: Tensor, where: Tensor) -> float:
+    return float(levels.bare(torch.where(where, part, 0)).amax())

@@ -16,7 +16,7 @@ from covector._engine.memory import Watch
 from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
-from covector.errors import BudgetError, Caller, RandomnessError
+from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import (
     Blocks,
     Probe,
@@ -24,6 +24,7 @@ from covector.transforms._batch import (
     check_batchwise,
     samples_first,
     scattered_like,
+    telling,
 )
 from covector.transforms._complex import check_convention
 from covector.transforms._jacobian import Request
@@ -124,6 +125,8 @@ def derive(problem: Problem, options: Options, choose: Choose = by_sizes) -> Der
                 return _by_columns(problem, options, reason, go_around=False)
             except NoForwardRule as missing:
                 reason = f"torch has no forward-mode rule for {missing}"
+            except UnsupportedError as error:
+                reason = f"forward mode did not do: {first_sentence(error)}"
             except RandomnessError:
                 reason = "the function draws random numbers, which reverse mode does once"
     return _by_rows(problem, pullback, outputs, inputs, options, reason)
@@ -136,7 +139,7 @@ def _by_trial(
     forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
     try:
         column = _seconds_per_direction(forward, inputs)
-    except (NoForwardRule, RandomnessError):
+    except (NoForwardRule, RandomnessError, UnsupportedError):
         return "forward", "sizes suggest it"  # and the attempt says why not
     row = _seconds_per_direction(pullback, outputs)
     ratio = column * inputs.size / (row * outputs.size)
@@ -232,20 +235,16 @@ def _matrix(
 
 def _check_rows(problem: Problem, pullback: Pullback, blocks: Blocks, samples: Samples) -> None:
     """The pullback of a random cotangent is, sample by sample, the transposed blocks times it."""
-    outputs = pullback.evaluation.outputs
+    outputs, primals = pullback.evaluation.outputs, problem.arguments.primals()
     if outputs[0].shape[samples.outputs] < 2:
         return
-    cotangents = scattered_like(outputs)
-    vectors = [_per_sample(v, samples.outputs) for v in cotangents]
-    products = []
-    for primal, column in zip(problem.arguments.primals(), zip(*blocks, strict=True), strict=True):
-        flat = [
-            block.detach().reshape(*v.shape, _per_sample(primal, samples.inputs).shape[1]).mT
-            for block, v in zip(column, vectors, strict=True)
-        ]
-        products.append([_placed(p, primal, samples.inputs) for p in _product(flat, vectors)])
-    probe = Probe(cotangents, samples.outputs, samples.inputs)
-    check_batchwise(problem.caller, pullback, probe, products)
+    matrices = [
+        [_matrices(block, out.ndim) for block in row] for out, row in zip(outputs, blocks, strict=True)
+    ]
+    turned = [[matrix.mT for matrix in column] for column in zip(*matrices, strict=True)]
+    _check_samples(
+        problem.caller, pullback, turned, _Sides(outputs, samples.outputs, primals, samples.inputs)
+    )
 
 
 def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, samples: Samples) -> None:
@@ -253,18 +252,45 @@ def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, sampl
     primals = problem.arguments.primals()
     if primals[0].shape[samples.inputs] < 2:
         return
-    tangents = scattered_like(primals)
-    vectors = [_per_sample(u, samples.inputs) for u in tangents]
-    products = []
-    for row in blocks:
-        sample = row[0].shape[: row[0].ndim - primals[0].ndim + 1]
-        flat = [
-            block.detach().reshape(len(u), sample[1:].numel(), u.shape[1])
-            for block, u in zip(row, vectors, strict=True)
+    axes = [row[0].ndim - primals[0].ndim + 1 for row in blocks]
+    matrices = [[_matrices(block, n) for block in row] for row, n in zip(blocks, axes, strict=True)]
+    outputs = [
+        row[0].new_empty(row[0].shape[:n]).movedim(0, samples.outputs)
+        for row, n in zip(blocks, axes, strict=True)
+    ]
+    _check_samples(
+        problem.caller, forward, matrices, _Sides(primals, samples.inputs, outputs, samples.outputs)
+    )
+
+
+class _Sides(NamedTuple):
+    """What a linear map takes and what it gives, and the axes of the samples there."""
+
+    source: list[Tensor]
+    source_axis: int
+    target: list[Tensor]
+    target_axis: int
+
+
+def _check_samples(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
+    """The map does what the matrices of the samples do, which stand by target and source."""
+    sizes = [_total([m.abs().sum(1) for m in column]) for column in zip(*matrices, strict=True)]
+    rows = [_per_sample(tensor, sides.source_axis) for tensor in scattered_like(sides.source)]
+    for vectors in telling(rows, sizes):
+        products = [
+            [_placed(p, tensor, sides.target_axis) for p in _product(row, vectors.rows)]
+            for tensor, row in zip(sides.target, matrices, strict=True)
         ]
-        products.append([p.reshape(sample).movedim(0, samples.outputs) for p in _product(flat, vectors)])
-    probe = Probe(tangents, samples.inputs, samples.outputs)
-    check_batchwise(problem.caller, forward, probe, products)
+        placed = zip(vectors.rows, sides.source, strict=True)
+        directions = [_placed(v, tensor, sides.source_axis) for v, tensor in placed]
+        probe = Probe(directions, sides.source_axis, sides.target_axis, vectors.ground)
+        check_batchwise(caller, derivative, probe, products)
+
+
+def _matrices(block: Tensor, axes: int) -> Tensor:
+    """A block as a matrix for each sample; `axes` of its axes come before those of the input."""
+    shape = block.shape
+    return block.detach().reshape(shape[0], shape[1:axes].numel(), shape[axes:].numel())
 
 
 def _per_sample(tensor: Tensor, axis: int) -> Tensor:
@@ -275,11 +301,13 @@ def _per_sample(tensor: Tensor, axis: int) -> Tensor:
 
 def _product(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
     """The sum of matrix times vector, sample by sample, and the same of absolute values."""
-    plain = [(m @ v.to(m).unsqueeze(-1)).squeeze(-1) for m, v in zip(matrices, vectors, strict=True)]
-    sizes = [
-        (m.abs() @ v.to(m).abs().unsqueeze(-1)).squeeze(-1) for m, v in zip(matrices, vectors, strict=True)
-    ]
-    return [sum(plain[1:], start=plain[0]), sum(sizes[1:], start=sizes[0])]
+    pairs = [(m, v.to(m).unsqueeze(-1)) for m, v in zip(matrices, vectors, strict=True)]
+    plain = _total([(m @ v).squeeze(-1) for m, v in pairs])
+    return [plain, _total([(m.abs() @ v.abs()).squeeze(-1) for m, v in pairs])]
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], start=parts[0])
 
 
 def _placed(product: Tensor, like: Tensor, axis: int) -> Tensor:
@@ -308,7 +336,7 @@ def _within_memory(problem: Problem, options: Options, choose: Choose) -> Derive
                 return _rows_within_memory(problem, options, why)
             pace = Budget(problem.caller, options.max_memory, options.chunk_size)
             return _by_columns(problem, options, why, pace, go_around=options.mode != "auto")
-        except (BudgetError, NoForwardRule, RandomnessError) as obstacle:
+        except (BudgetError, NoForwardRule, RandomnessError, UnsupportedError) as obstacle:
             obstacles.append(obstacle)
     raise next((o for o in obstacles if isinstance(o, BudgetError)), obstacles[0])
 

@@ -26,6 +26,7 @@ from covector.errors import (
     Caller,
     InferenceModeError,
     OutputError,
+    UnsupportedError,
 )
 
 Accept = Callable[[Caller, Evaluation], None]
@@ -139,6 +140,13 @@ def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
             f"{caller}: the function uses a tensor that was made under torch.inference_mode(); such a "
             "tensor keeps no graph, so it cannot take part in a derivative. Make it outside "
             "inference_mode (torch.no_grad() is enough), or pass a .clone() made outside."
+        )
+    if "mutate a captured Tensor" in str(error):
+        return UnsupportedError(
+            f"{caller}: the function would mutate a captured Tensor, which torch does not allow inside a "
+            "batch or a nested transform (batch normalization in training mode does so with its running "
+            "statistics, and it mixes the samples). Put the module in .eval() mode, or pass that tensor as "
+            "an argument; where there is a choice, mode='reverse' does not need a batch of runs."
         )
     return error
 

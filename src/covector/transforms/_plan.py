@@ -81,6 +81,7 @@ def check_mode(verb: str, mode: Any) -> None:
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}{i}B": (1024 if i else 1000) ** power
           for power, prefix in enumerate("KMGT", start=1) for i in ("i", "")}}  # fmt: skip
+_ADDRESSABLE = 2**63
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 
 
@@ -94,6 +95,12 @@ def memory_limit(verb: str, max_memory: Any) -> int | None:
             f"{max_memory!r} ({type(max_memory).__name__})."
         )
     limit = max_memory if isinstance(max_memory, int) else _bytes_of(verb, max_memory)
+    if abs(limit) > _ADDRESSABLE:
+        # Not shown: Python refuses to print an int of some thousand digits.
+        raise ArgumentValueError(
+            f"{verb}: max_memory is beyond 2**63 bytes, which no machine can address. Give the bytes that "
+            "may be used, or None for no limit."
+        )
     if limit <= 0:
         raise ArgumentValueError(f"{verb}: max_memory must be positive, got {max_memory!r}.")
     return limit
@@ -107,7 +114,8 @@ def _bytes_of(verb: str, text: str) -> int:
             f"{verb}: max_memory={text!r} is not a size. Write a number and a unit: '500MB', '2GB', "
             "'1.5GiB'; or give a number of bytes."
         )
-    return int(float(found.group(1)) * units[found.group(2).upper()])
+    size = float(found.group(1)) * units[found.group(2).upper()]
+    return int(min(size, 2.0 * _ADDRESSABLE))  # a long number is infinite as a float
 
 
 def in_units(size: float) -> str:

@@ -38,6 +38,7 @@ class Question:
         if options.batch_dim is not None:
             count = check_samples(caller, primals, options.batch_dim, self._names)
         run = runner(caller, arguments, self._accept(count), has_aux=options.has_aux)
+        run = _on_copies(run)
         run = _with_value(run) if value else run
         self.real_form: RealForm | None = None
         if options.complex is not None:
@@ -91,6 +92,19 @@ def _in_trees(leaves: Sequence[Any], arguments: Arguments) -> list[Any]:
     """Each run of leaves, one per tensor to differentiate by, as a tree like the selected arguments."""
     count = len(arguments.chosen)
     return [arguments.tree_of(leaves[start : start + count]) for start in range(0, len(leaves), count)]
+
+
+def _on_copies(run: Run) -> Run:
+    """The same function on copies: one that works in place meets the same point in every run.
+
+    The copies are made inside the run, so that tangents are copied too, and so that in reverse mode the
+    function does not get the leaves themselves, which torch lets nobody write to.
+    """
+
+    def copying(leaves: list[Any]) -> Evaluation:
+        return run([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+    return copying
 
 
 def _with_value(run: Run) -> Run:
