@@ -802,24 +802,3 @@ CONVENTIONS: dict[str, Callable[[Tensor, Sides], Any]] = {
     "wirtinger": _wirtinger,
     "real": _real_blocks,
 }
-
-
-class Defect(NamedTuple):
-    """How far a block is from obeying the Cauchy-Riemann equations: the sizes of df/dz* and of df/dz."""
-
-    conjugate: list[Tensor]
-    plain: list[Tensor]
-
-
-def cauchy_riemann(block: Tensor, sides: Sides) -> Defect:
-    """The largest derivative by each conjugate in this block, and the largest one by z."""
-    plain, conjugate = _leaves(_wirtinger(block, sides))
-    return Defect(*([part.abs().amax() for part in parts if part.numel()] for parts in (conjugate, plain)))
-
-
-def _leaves(derivative: Any, conjugate: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-    """The derivatives by no conjugate, and those by at least one."""
-    if not isinstance(derivative, Wirtinger):
-        return ([], [derivative]) if conjugate else ([derivative], [])
-    first, second = _leaves(derivative.dz, conjugate), _leaves(derivative.dz_conj, True)
-    return first[0] + second[0], first[1] + second[1]
