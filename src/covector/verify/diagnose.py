@@ -12,6 +12,7 @@ from covector.verify.rules import table
 from covector.verify.rules.found import Found
 from covector.verify.rules.table import Rule
 from covector.verify.suspects import Case, listed
+from covector.verify.worst import worst
 
 # How many diagnoses are shown, and how sure the others have to be in comparison with the first.
 _SHOWN = 3
@@ -54,11 +55,21 @@ def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, .
     if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
         return findings  # other entries the next time
     return tuple(
-        replace(found, diagnoses=diagnoses(Case(d, found, mode)))
-        if (mode := _mode(found, findings))
-        else found
-        for found in findings
+        _explained(Case(d, found, mode)) if (mode := _mode(found, findings)) else found for found in findings
     )
+
+
+def _explained(case: Case) -> Finding:
+    """A finding with the worst of its entries, and what these say."""
+    return replace(_worst(case), diagnoses=diagnoses(case))
+
+
+def _worst(case: Case) -> Finding:
+    """The worst entries; those that the check came upon where the function does not let itself be run."""
+    try:
+        return worst(case)
+    except Exception:
+        return case.finding
 
 
 def _mode(found: Finding, findings: tuple[Finding, ...]) -> str:
