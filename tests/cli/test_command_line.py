@@ -122,6 +122,15 @@ RUNS = {
         "--json",
         "bench.json",
     ],
+    "bench of what raises": [
+        "bench",
+        "bad.py::raises",
+        "bad.py::cos",
+        "--seconds",
+        "0.01",
+        "--json",
+        "bench raises.json",
+    ],
 }
 
 
@@ -296,6 +305,17 @@ def test_bench(runs, folder):
     assert re.fullmatch(r"\d+ pairs?; the check fails by covector and torch", rows[5]["note"])
     assert rows[7]["ratio"] is None
     assert rows[7]["note"].startswith("refused by torch: RuntimeError: ")
+
+
+def test_bench_of_what_raises(runs, folder):
+    """It has a row that says so; the others are measured all the same."""
+    run = runs["bench of what raises"]
+    assert (run.returncode, run.stderr) == (1, "")
+    first, *others = json.loads((folder / "bench raises.json").read_text())["rows"]
+    assert (first["case"], first["ratio"], first["note"]) == ("raises", None, "raised KeyError: 'lost'")
+    assert len(others) == 5
+    assert all(row["case"] == "cos" and row["ratio"] > 0 for row in others)
+    assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", run.stdout, re.MULTILINE)
 
 
 def test_help_is_enough_to_get_going(capsys):
