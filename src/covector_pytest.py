@@ -40,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--covector-report",
         metavar="DIR",
-        help="write a page for each check that did not pass, and an index, into this folder; implies --covector",
+        help="write a page for each check that did not pass, and an index, into this folder; it implies "
+        "--covector",
     )
 
 

@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -553,3 +554,54 @@ def test_the_worst_entries_are_shown(keywords):
         assert abs(m.numeric - right[m.row, m.column]) <= m.bound
     if not keywords:
         assert finding.extent == "32 of 64 entries differ; 8 are shown."
+
+
+def test_a_mistake_of_no_known_kind_says_so():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, generator=draw, dtype=torch.float64).requires_grad_()
+    words = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
+    assert covector.check(Soft.apply, x).worst.advice == words
+    assert covector.check(cube, x).worst.advice == ""
+
+
+class Raising(Soft):
+    """A backward that raises."""
+
+    @staticmethod
+    def backward(ctx, g):
+        raise ValueError("no gradient today")  # this line is named
+
+
+def test_a_derivative_that_raises_says_where():
+    """By the name of the file, wherever that lies."""
+    lines = Path(__file__).read_text().splitlines()
+    marked = [i for i, text in enumerate(lines, 1) if text.endswith('today")  # this line is named')]
+    text = str(covector.check(Raising.apply, x))
+    assert "the derivative raised ValueError: no gradient today\n" in text
+    assert f"  It was raised at line {marked[0]} of {Path(__file__).name}, in backward.\n" in text
+    assert str(Path(__file__).parent) not in text
+
+
+@dataclass
+class Closed:
+    """A class that is no pytree."""
+
+    tensor: torch.Tensor
+
+
+@pytest.mark.parametrize("door", [covector.check, covector.gradcheck])
+def test_tensors_in_an_unknown_class(door):
+    with pytest.raises(CovectorError) as caught:
+        door(lambda p: p.tensor**2, (Closed(x),))
+    assert str(caught.value).endswith(
+        "Closed is not a registered pytree, so the tensors in it are not seen: call "
+        "torch.export.register_dataclass(Closed) once."
+    )
+
+
+def test_only_a_module_is_sent_to_check():
+    plain = torch.ones(2, dtype=torch.float64)
+    with pytest.raises(CovectorError, match=r"To check a module by its parameters, use check\.$"):
+        covector.gradcheck(torch.nn.Linear(2, 2).double(), plain)
+    with pytest.raises(CovectorError, match=r"they have to be floating-point or complex\.$"):
+        covector.check(torch.sin, plain)
