@@ -57,7 +57,10 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        # By the command itself, whose usage is then shown.
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with _terminated_as_interrupted():
             return int(options.run(options))
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"covector {version('covector')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check every case in the given files")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=_check, parser=check)
     check.add_argument(
         "--jobs", "-j", type=_positive(int), default=os.cpu_count() or 1, help="processes [one per core]"
     )
@@ -96,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--html", type=Path, metavar="DIR", help="write a page for each case, and an index")
     measure = commands.add_parser("bench", help="measure covector against torch on the given cases")
-    measure.set_defaults(run=_bench)
+    measure.set_defaults(run=_bench, parser=measure)
     measure.add_argument(
         "--seconds",
         type=_positive(float),

@@ -318,6 +318,13 @@ def test_bench_of_what_raises(runs, folder):
     assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", run.stdout, re.MULTILINE)
 
 
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert re.fullmatch(r"covector \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
 def test_help_is_enough_to_get_going(capsys):
     """It shows a file of cases and the commands, which are those that there are."""
     with pytest.raises(SystemExit) as caught:
@@ -434,6 +441,7 @@ def test_misuse(arguments, text, folder, monkeypatch, capsys):
         ([], "the following arguments are required: COMMAND"),
         (["chek"], "invalid choice: 'chek'"),
         (["check"], "the following arguments are required: FILE[::NAME]"),
+        (["check", "a.py", "--bogus"], "covector check: error: unrecognized arguments: --bogus"),
         (["check", "a.py", "--jobs", "0"], "argument --jobs/-j: must be positive, got 0"),
         (["check", "a.py", "--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
     ],
