@@ -5,6 +5,7 @@ It stands outside the package and loads neither torch nor covector before a test
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
 import re
@@ -21,6 +22,7 @@ import pytest
 
 SLOWEST = 5
 OUTSIDE = "(outside a test)"
+WAYS = {"--covector": "answer", "--covector=compare": "compare"}
 SESSION = pytest.StashKey["Session"]()
 
 
@@ -28,25 +30,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options; a value of its own would make `--covector` swallow the path that follows it."""
     group = parser.getgroup("covector", "derivative checks by covector")
     group.addoption(
-        "--covector",
+        *WAYS,
         dest="covector",
-        action="store_const",
-        const="answer",
-        help="answer every torch.autograd.gradcheck and gradgradcheck by covector",
-    )
-    group.addoption(
-        "--covector=compare",
-        dest="covector",
-        action="store_const",
-        const="compare",
-        help="run covector beside torch, and report where the verdicts differ and the ratio of times; "
-        "the tests end as torch has them",
+        action=Way,
+        help="answer every torch.autograd.gradcheck and gradgradcheck by covector; with =compare, run "
+        "covector beside torch, and report where the verdicts differ and the ratio of times: the tests end "
+        "as torch has them",
     )
     group.addoption(
         "--covector-report",
         metavar="DIR",
-        help="write a page for each check that did not pass, and an index, into this folder",
+        help="write a page for each check that did not pass, and an index, into this folder; it implies "
+        "--covector",
     )
+
+
+class Way(argparse.Action):
+    """One option for all ways to write it, so that an error about one of them lists the others."""
+
+    def __init__(self, option_strings: list[str], dest: str, **keywords: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **keywords)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep what the way stands for."""
+        setattr(namespace, self.dest, WAYS[option_string or "--covector"])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "covector(**keywords): keywords for the derivative checks of a test (atol, fast_mode, ...), where "
         "the call itself does not give them.",
     )
+    if config.option.covector and "compare" in config.args and not Path("compare").exists():
+        raise pytest.UsageError("there is no file compare; to compare, write --covector=compare.")
     if config.option.covector_report:
+        config.option.covector = config.option.covector or "answer"
         # Workers of pytest-xdist get the options from here, and may run elsewhere.
         folder = config.invocation_params.dir / config.option.covector_report
         config.option.covector_report = str(folder.absolute())

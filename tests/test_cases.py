@@ -133,3 +133,16 @@ def test_misuse(act, kind, text, registered):
         act()
     assert isinstance(caught.value, CovectorError)
     assert registered() == []
+
+
+def test_stacked_cases_are_told_apart_by_dtype(tmp_path):
+    path = tmp_path / "stacked.py"
+    path.write_text(
+        "import covector, torch\n"
+        "covector.case((2,))(torch.sin)\n"
+        "covector.case((2,), dtype=torch.complex128)(torch.sin)\n"
+        "covector.case((2,))(torch.cos)\n"
+        "covector.case((3,))(torch.cos)\n"
+    )
+    names = [case.name for case in load(path)]
+    assert names == ["sin[float64]", "sin[complex128]", "cos[1]", "cos[2]"]

@@ -108,9 +108,13 @@ class Subject:
 
 
 def rows(case: Case, seconds: float) -> Iterator[Row]:
-    """Every comparison that a case allows, each taking about so many seconds."""
-    with _quietly():
-        tasks = list(_tasks(case, Subject.of(case)))
+    """Every comparison that a case allows, each taking about so many seconds; one that raises has one row."""
+    try:
+        with _quietly():
+            tasks = list(_tasks(case, Subject.of(case)))
+    except Exception as error:
+        yield Row(case.name, "", note=f"raised {type(error).__name__}: {first_sentence(error)}")
+        return
     for task, ours, theirs in tasks:
         yield _row(case.name, task, ours, theirs, seconds)
 

@@ -221,7 +221,17 @@ def _requiring_grad(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _unique(cases: list[Case]) -> list[Case]:
-    """Cases of one name are numbered from 1."""
+    """Cases of one name are told apart by their dtypes, or numbered from 1."""
+    dtypes: dict[str, list[torch.dtype]] = {}
+    for one in cases:
+        dtypes.setdefault(one.name, []).append(one.dtype)
+    apart = {name for name, used in dtypes.items() if 1 < len(used) == len(set(used))}
+    cases = [
+        replace(one, name=f"{one.name}[{str(one.dtype).removeprefix('torch.')}]")
+        if one.name in apart
+        else one
+        for one in cases
+    ]
     names = [one.name for one in cases]
     numbers = {name: itertools.count(1) for name in names if names.count(name) > 1}
     return [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,10 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        # By the command itself, whose usage is then shown.
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with _terminated_as_interrupted():
             return int(options.run(options))
@@ -79,9 +83,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"covector {version('covector')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check every case in the given files")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=_check, parser=check)
     check.add_argument(
         "--jobs", "-j", type=_positive(int), default=os.cpu_count() or 1, help="processes [one per core]"
     )
@@ -94,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--html", type=Path, metavar="DIR", help="write a page for each case, and an index")
     measure = commands.add_parser("bench", help="measure covector against torch on the given cases")
-    measure.set_defaults(run=_bench)
+    measure.set_defaults(run=_bench, parser=measure)
     measure.add_argument(
         "--seconds",
         type=_positive(float),

@@ -122,6 +122,15 @@ RUNS = {
         "--json",
         "bench.json",
     ],
+    "bench of what raises": [
+        "bench",
+        "bad.py::raises",
+        "bad.py::cos",
+        "--seconds",
+        "0.01",
+        "--json",
+        "bench raises.json",
+    ],
 }
 
 
@@ -298,6 +307,24 @@ def test_bench(runs, folder):
     assert rows[7]["note"].startswith("refused by torch: RuntimeError: ")
 
 
+def test_bench_of_what_raises(runs, folder):
+    """It has a row that says so; the others are measured all the same."""
+    run = runs["bench of what raises"]
+    assert (run.returncode, run.stderr) == (1, "")
+    first, *others = json.loads((folder / "bench raises.json").read_text())["rows"]
+    assert (first["case"], first["ratio"], first["note"]) == ("raises", None, "raised KeyError: 'lost'")
+    assert len(others) == 5
+    assert all(row["case"] == "cos" and row["ratio"] > 0 for row in others)
+    assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", run.stdout, re.MULTILINE)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert re.fullmatch(r"covector \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
 def test_help_is_enough_to_get_going(capsys):
     """It shows a file of cases and the commands, which are those that there are."""
     with pytest.raises(SystemExit) as caught:
@@ -414,6 +441,7 @@ def test_misuse(arguments, text, folder, monkeypatch, capsys):
         ([], "the following arguments are required: COMMAND"),
         (["chek"], "invalid choice: 'chek'"),
         (["check"], "the following arguments are required: FILE[::NAME]"),
+        (["check", "a.py", "--bogus"], "covector check: error: unrecognized arguments: --bogus"),
         (["check", "a.py", "--jobs", "0"], "argument --jobs/-j: must be positive, got 0"),
         (["check", "a.py", "--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
     ],

@@ -108,7 +108,24 @@ def test_the_flag_swallows_no_path(wrong, run):
     result = run("--covector", "test_wrong.py::test_right")
     result.assert_outcomes(passed=1)
     assert summary_of(result)[0] == "1 check in # s: 1 passed"
-    assert "ignored explicit argument 'both'" in run("--covector=both").stderr.str()
+
+
+def test_other_values_are_refused(wrong, run):
+    """With the ways in which the flag can be written."""
+    result = run("--covector=both")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    expected = "argument --covector/--covector=compare: ignored explicit argument 'both'"
+    assert expected in result.stderr.str()
+    result = run("--covector", "compare")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "there is no file compare; to compare, write --covector=compare." in result.stderr.str()
+
+
+def test_pages_imply_the_flag(wrong, run):
+    result = run("--covector-report=pages")
+    result.assert_outcomes(passed=1, failed=2)
+    assert summary_of(result)[0] == "3 checks in # s: 2 failed, 1 passed"
+    assert (wrong / "pages" / "test_wrong.py-test_raises-1.html").exists()
 
 
 def test_folders_with_a_conftest_of_their_own(wrong, run):

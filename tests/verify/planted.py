@@ -224,6 +224,11 @@ PLANTED = {
         lambda x: ruled(torch.square, lambda g, x: 3 * g * x)(x) * right_square()(x),
         VECTOR,
     ),
+    "cotangent changed": Planted(
+        ruled(lambda x: 2 * x, lambda g, x: g.mul_(2)),
+        ruled(lambda x: 2 * x, lambda g, x: g.clone().mul_(3)),
+        away((11,)),
+    ),
     "precision": Planted(
         rounded(torch.float32), cubed(lambda d: 1.0001 * d), VECTOR, keywords={"atol": 0.0, "rtol": 1e-9}
     ),

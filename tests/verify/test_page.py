@@ -260,3 +260,22 @@ def test_a_notebook_shows_a_compact_report():
     assert len(parsed.rows) == 7
     assert len(fragment) < 5_000
     assert "PASSED" in covector.check(torch.sin, x)._repr_html_()
+
+
+def test_the_largest_error_of_a_pair(tmp_path):
+    """Also where another entry is further beyond what it is allowed."""
+
+    class Shifted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * torch.tensor([1.0, 1e4], dtype=x.dtype)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * torch.tensor([1.5, 1e4 + 300], dtype=g.dtype)
+
+    report = covector.check(Shifted.apply, torch.ones(2, dtype=torch.float64, requires_grad=True))
+    (pair,) = report.source.exhibit(report.findings).pairs
+    assert pair.error == pytest.approx(300)
+    row = re.search(r'<table id="pairs">.*?</table>', page_of(report, tmp_path).text, re.DOTALL)[0]
+    assert '<td class="value">300</td></tr>' in row

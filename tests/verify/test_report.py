@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ check(cube): FAILED
 reverse mode: FAILED: reverse mode disagrees with central differences
   entry                  analytic   numeric      error     allowed
   d output[1] / d x[1]   -2         3 +- 3e-10   5.0e+00   > 3.0e-03
-  At least 1 of 9 entries differ.
+  1 of 9 entries differ.
   likely: the gradient is wrong at `x[1]` only, in one entry of the Jacobian; it is -0.667 x the
       numeric one there
     look at: an index in the backward, or an entry that an in-place operation overwrites
@@ -522,3 +523,85 @@ def test_misuse(act, kind, text):
     with pytest.raises(kind, match=re.escape(text)) as caught:
         act()
     assert isinstance(caught.value, CovectorError)
+
+
+class Soft(torch.autograd.Function):
+    """A softmax whose backward forgets that each output depends on every input of its row."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0] * g
+
+
+@pytest.mark.parametrize("keywords", [{}, {"kinks": "pass"}], ids=["fail", "pass"])
+def test_the_worst_entries_are_shown(keywords):
+    """Also those that the check itself had no need to look at; and all of them are counted."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, generator=draw, dtype=torch.float64).requires_grad_()
+    finding = covector.check(Soft.apply, x, **keywords).worst
+    right = torch.autograd.functional.jacobian(lambda x: x.softmax(-1), x).reshape(8, 8)
+    wrong = torch.autograd.functional.jacobian(Soft.apply, x).reshape(8, 8)
+    expected = (right - wrong).abs().flatten().sort(descending=True).values[:8]
+    errors = torch.tensor([m.error for m in finding.mismatches], dtype=torch.float64)
+    torch.testing.assert_close(errors, expected, rtol=1e-6, atol=1e-8)
+    for m in finding.mismatches:
+        assert abs(m.numeric - right[m.row, m.column]) <= m.bound
+    if not keywords:
+        assert finding.extent == "32 of 64 entries differ; 8 are shown."
+
+
+def test_a_mistake_of_no_known_kind_says_so():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, generator=draw, dtype=torch.float64).requires_grad_()
+    words = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
+    assert covector.check(Soft.apply, x).worst.advice == words
+    assert covector.check(cube, x).worst.advice == ""
+
+
+class Raising(Soft):
+    """A backward that raises."""
+
+    @staticmethod
+    def backward(ctx, g):
+        raise ValueError("no gradient today")  # this line is named
+
+
+def test_a_derivative_that_raises_says_where():
+    """By the name of the file, wherever that lies."""
+    lines = Path(__file__).read_text().splitlines()
+    marked = [i for i, text in enumerate(lines, 1) if text.endswith('today")  # this line is named')]
+    text = str(covector.check(Raising.apply, x))
+    assert "the derivative raised ValueError: no gradient today\n" in text
+    assert f"  It was raised at line {marked[0]} of {Path(__file__).name}, in backward.\n" in text
+    assert str(Path(__file__).parent) not in text
+
+
+@dataclass
+class Closed:
+    """A class that is no pytree."""
+
+    tensor: torch.Tensor
+
+
+@pytest.mark.parametrize("door", [covector.check, covector.gradcheck])
+def test_tensors_in_an_unknown_class(door):
+    with pytest.raises(CovectorError) as caught:
+        door(lambda p: p.tensor**2, (Closed(x),))
+    assert str(caught.value).endswith(
+        "Closed is not a registered pytree, so the tensors in it are not seen: call "
+        "torch.export.register_dataclass(Closed) once."
+    )
+
+
+def test_only_a_module_is_sent_to_check():
+    plain = torch.ones(2, dtype=torch.float64)
+    with pytest.raises(CovectorError, match=r"To check a module by its parameters, use check\.$"):
+        covector.gradcheck(torch.nn.Linear(2, 2).double(), plain)
+    with pytest.raises(CovectorError, match=r"they have to be floating-point or complex\.$"):
+        covector.check(torch.sin, plain)

@@ -273,8 +273,10 @@ def test_second_order_that_torch_lacks_is_named():
         covector.GradcheckError, match="UNSUPPORTED: torch does not have a derivative of aten::_s"
     ):
         covector.gradgradcheck(lambda x: torch.sparse.sum(x, 0), coo(), masked=True)
-    with pytest.raises(UnsupportedError, match="does not have a derivative of _to_sparse for complex"):
+    with pytest.raises(covector.GradcheckError) as caught:
         covector.gradgradcheck(lambda x: x.to_dense(masked_grad=False), coo(torch.complex128))
+    summary = caught.value.report.worst.summary
+    assert summary.endswith("does not have a derivative of _to_sparse for complex numbers")
 
 
 @each_kind
@@ -550,3 +552,22 @@ def test_the_table_in_the_docs_covers_the_cases():
     for cell in cells:
         torch_has, theirs, ours = map(int, ["0", "0", "0"] if cell == "-" else cell.split())
         assert theirs <= ours <= torch_has <= len(DTYPES) * len(MASKED), cell
+
+
+def test_a_second_derivative_that_torch_lacks():
+    """A verdict like others: an error with a report, or the answer no."""
+    matrix = torch.eye(3, dtype=torch.float64).to_sparse_csr().requires_grad_()
+    inputs = (matrix, torch.ones(3, 3, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(covector.GradcheckError, match="UNSUPPORTED") as caught:
+        covector.gradgradcheck(torch.sparse.mm, inputs, masked=True)
+    assert caught.value.report.outcome is Outcome.UNSUPPORTED
+    assert "does not have an operation of this backward on CSR tensors" in caught.value.report.worst.summary
+    assert covector.gradgradcheck(torch.sparse.mm, inputs, masked=True, raise_exception=False) is False
+
+
+def test_a_product_that_torch_lacks():
+    blocks = torch.eye(4, dtype=torch.float64).to_sparse_bsr((2, 2)).requires_grad_()
+    dense = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
+    report = covector.check(lambda a, b: a @ b, (blocks, dense), masked=True)
+    assert report.outcome is Outcome.UNSUPPORTED
+    assert report.worst.summary == "torch does not have addmm for Strided + SparseBsc @ Strided"

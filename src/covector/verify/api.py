@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -24,7 +25,6 @@ from covector.errors import (
     GradcheckError,
     OptionError,
     PrecisionWarning,
-    UnsupportedError,
     warn,
 )
 from covector.transforms._door import summary
@@ -35,7 +35,7 @@ from covector.verify.diagnose import diagnosed
 from covector.verify.exhibit import Source
 from covector.verify.maps import missing_kernel
 from covector.verify.problem import NAMED, Problem, Tolerance, is_differentiable, quiet
-from covector.verify.report import Outcome, Report
+from covector.verify.report import Finding, Outcome, Report
 from covector.verify.reproduce import Call, code
 
 
@@ -257,9 +257,9 @@ def gradgradcheck(
         except RuntimeError as error:
             if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
                 raise
-            raise UnsupportedError(
-                f"{caller}: torch cannot differentiate this backward, it does not have {missing}."
-            ) from error
+            report = _unsupported(
+                caller, first, code(call, options, by_name=first.closes_over), missing, error
+            )
     return _answer(report, raise_exception)
 
 
@@ -338,7 +338,7 @@ def _arguments(
         raise ArgumentValueError(
             f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
             "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
-            "complex. To check a module by its parameters, use check."
+            f"complex.{_hint(caller, arguments)}"
         )
     for position, tensor in enumerate(arguments.primals()):
         if (reason := refusal(tensor)) is not None:
@@ -361,6 +361,19 @@ def _module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> 
     ours = {id(value) for value in params.values()}
     arguments.only(lambda leaf: is_differentiable(leaf) and (id(leaf) in ours or leaf.requires_grad))
     return Caller("check", function), arguments
+
+
+def _hint(caller: Caller, arguments: Arguments) -> str:
+    """What else may be the matter with a call in which nothing requires grad."""
+    closed = [type(leaf).__name__ for leaf in arguments.leaves if is_dataclass(leaf)]
+    if closed:
+        return (
+            f" {closed[0]} is not a registered pytree, so the tensors in it are not seen: call "
+            f"torch.export.register_dataclass({closed[0]}) once."
+        )
+    if isinstance(caller.function, Module) and caller.verb != "check":
+        return " To check a module by its parameters, use check."
+    return ""
 
 
 def _kinds(caller: Caller, arguments: Arguments) -> str:
@@ -436,6 +449,22 @@ def _report(
         "" if right else code(call, options, by_name=problem.closes_over),
         derivatives.raised,
         Source(derivatives, partial(unchanged, call.function)),
+    )
+
+
+def _unsupported(caller: Caller, first: Problem, again: str, missing: str, error: BaseException) -> Report:
+    """The report on a backward that torch cannot even run on its own results."""
+    text = f"torch cannot differentiate this backward: it does not have {missing}"
+    return Report(
+        caller.name,
+        caller.verb,
+        (Finding("reverse mode", Outcome.UNSUPPORTED, text),),
+        tuple(first.input_names),
+        tuple(first.output_names),
+        "nothing could be compared",
+        evaluations=first.evaluations,
+        reproduce=again,
+        cause=error,
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from covector.verify.compare import Verdict
 from covector.verify.derivatives import Derivatives
@@ -12,10 +16,16 @@ from covector.verify.rules import table
 from covector.verify.rules.found import Found
 from covector.verify.rules.table import Rule
 from covector.verify.suspects import Case, listed
+from covector.verify.worst import worst
 
 # How many diagnoses are shown, and how sure the others have to be in comparison with the first.
 _SHOWN = 3
 _WORTH = 0.8
+
+# Where the code lies that is not the user's.
+_OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+
+_UNKNOWN = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
 
 _MODES = ("reverse mode", "forward mode")
 
@@ -51,14 +61,48 @@ def failed(name: str, summary: str, advice: str = "") -> Finding:
 
 def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """The findings, those on entries that differ with what these say about the mistake."""
+    findings = tuple(_located(found, d.raised) for found in findings)
     if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
-        return findings  # other entries the next time
+        # There are other entries the next time; only what makes them differ can be told.
+        return tuple(_unsteady(d, f) if f.check == "determinism" else f for f in findings)
     return tuple(
-        replace(found, diagnoses=diagnoses(Case(d, found, mode)))
-        if (mode := _mode(found, findings))
-        else found
-        for found in findings
+        _explained(Case(d, found, mode)) if (mode := _mode(found, findings)) else found for found in findings
     )
+
+
+def _unsteady(d: Derivatives, found: Finding) -> Finding:
+    """A finding on a backward that gives other gradients for the same cotangent."""
+    case = Case(d, found, "reverse mode")
+    seen = _seen([rule for rule in table.RULES if rule.name == "cotangent changed"], case)
+    return replace(found, diagnoses=tuple(_merged(seen, case)))
+
+
+def _located(found: Finding, raised: BaseException | None) -> Finding:
+    """A finding on a derivative that raised, with the line of the user's that did."""
+    if raised is None or found.summary != f"the derivative raised {type(raised).__name__}: {raised}":
+        return found
+    frames = traceback.extract_tb(raised.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((*_OURS, "<"))]
+    if not theirs:
+        return found
+    where = f"at line {theirs[-1].lineno} of {Path(theirs[-1].filename).name}, in {theirs[-1].name}"
+    return replace(found, advice=f"It was raised {where}.")
+
+
+def _explained(case: Case) -> Finding:
+    """A finding with the worst of its entries, and what these say."""
+    found = replace(_worst(case), diagnoses=diagnoses(case))
+    if found.mismatches and not found.diagnoses and not found.advice:
+        return replace(found, advice=_UNKNOWN)
+    return found
+
+
+def _worst(case: Case) -> Finding:
+    """The worst entries; those that the check came upon where the function does not let itself be run."""
+    try:
+        return worst(case)
+    except Exception:
+        return case.finding
 
 
 def _mode(found: Finding, findings: tuple[Finding, ...]) -> str:

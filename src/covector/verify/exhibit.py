@@ -51,7 +51,8 @@ class Pair:
     input: Part
     looked_at: tuple[int, int]
     differing: int
-    largest: Mismatch | None
+    error: float
+    worst: Mismatch | None
     views: tuple[View, ...]
 
 
@@ -81,7 +82,7 @@ class Source:
         with self.unchanged(), quiet():
             evidence = gather(d, mode, named, PAGE)
             pairs = _pairs(evidence)
-            suspects = named or [p.largest for p in pairs if p.largest is not None][:2]
+            suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
             scans = [scan(d.problem, m.analytic, m.row, m.column, str(m.entry)) for m in _distinct(suspects)]
         return Exhibit(mode, evidence.whole, evidence.tol, pairs, tuple(scans))
 
@@ -114,7 +115,7 @@ def _pairs(evidence: Evidence) -> tuple[Pair, ...]:
 
 
 def _severity(pair: Pair) -> tuple[int, float]:
-    m = pair.largest
+    m = pair.worst
     return pair.differing, 0.0 if m is None or m.error != m.error else m.error / (m.allowed or 1.0)
 
 
@@ -134,7 +135,7 @@ def _pair(evidence: Evidence, output: Part, part: Part, side: int) -> Pair | Non
     )
     bad = evidence.bad[at][:, over]
     row, column = block.worst()
-    largest = Mismatch(
+    worst = Mismatch(
         evidence.entry(int(at[row]), int(over[column])),
         float(block.analytic[row, column]),
         float(block.numeric[row, column]),
@@ -143,8 +144,9 @@ def _pair(evidence: Evidence, output: Part, part: Part, side: int) -> Pair | Non
         row=int(evidence.row_numbers[at[row]]),
         column=int(evidence.column_numbers[over[column]]),
     )
-    shape = (at.numel(), over.numel())
-    return Pair(output, part, shape, int(bad.sum()), largest, tuple(_views(block, bad, output, part, side)))
+    shape, largest = (at.numel(), over.numel()), float(block.error.max())
+    views = tuple(_views(block, bad, output, part, side))
+    return Pair(output, part, shape, int(bad.sum()), largest, worst, views)
 
 
 @dataclass(frozen=True)

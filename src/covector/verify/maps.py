@@ -132,6 +132,7 @@ _LACKING = {
         "a batch of compressed tensors that differ in their number of elements"
     ),
     r"unsupported tensor layout: (Sparse\w+)": r"an operation of this backward on \1 tensors",
+    r"addmm: computation on \w+ is not implemented for (.+)": r"addmm for \1",
     r"Sparse division requires a scalar": "a division by a sparse tensor",
     r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
 }

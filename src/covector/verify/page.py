@@ -188,14 +188,13 @@ def _pair_table(pairs: tuple[Pair, ...]) -> str:
     rows = []
     for index, pair in enumerate(pairs):
         name = f"d {escape(pair.output.name)} / d {escape(pair.input.name)}"
-        largest = "" if pair.largest is None else _number(pair.largest.error, 3)
         rows.append(
             f'<tr><td><button type="button" class="link js-only" data-pair="{index}"><code>{name}</code>'
             f'</button><code class="no-js">{name}</code></td><td>{_size(pair.output)}</td>'
             f'<td>{_size(pair.input)}</td><td class="value">{pair.looked_at[0]} &times; '
             f"{pair.looked_at[1]}</td>"
             f'<td class="value{" beyond" if pair.differing else ""}">{pair.differing}</td>'
-            f'<td class="value">{largest}</td></tr>'
+            f'<td class="value">{_number(pair.error, 3)}</td></tr>'
         )
     return (
         '<div class="scroll"><table id="pairs"><thead><tr><th scope="col">pair</th>'

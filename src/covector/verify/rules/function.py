@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from covector._chart import values_of
 from covector.verify.maps import ReverseMap
 from covector.verify.rules.found import Found
-from covector.verify.suspects import Case, Suspect
+from covector.verify.suspects import Case, Suspect, listed
 
 _COARSE = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32"))
 
@@ -26,6 +27,22 @@ def stale(case: Case) -> Iterator[Found]:
     if not torch.equal(before, d.coordinates(run.apply(d.cotangents))):
         text = f"{case.rule} uses a value of another call: it changes when the function is run elsewhere"
         yield Found(text, 0.98)
+
+
+def changed(case: Case) -> Iterator[Found]:
+    """The backward writes into the cotangent that it is given, which belongs to others."""
+    d = case.derivatives
+    if case.mode != "reverse mode":
+        return
+    given = d.problem.outputs.from_coords(torch.ones(d.problem.outputs.size, dtype=torch.float64))
+    before = [values_of(cotangent).clone() for cotangent in given]
+    ReverseMap(d.problem).pull(given)
+    after = [values_of(cotangent) for cotangent in given]
+    names = d.problem.output_names
+    wrong = [n for n, a, b in zip(names, before, after, strict=True) if not torch.equal(a, b)]
+    if wrong:
+        named = listed([f"`{name}`" for name in wrong])
+        yield Found(f"{case.rule} changes the cotangent of {named} in place", 0.99)
 
 
 def precision(case: Case) -> Iterator[Found]:

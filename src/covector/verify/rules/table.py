@@ -90,7 +90,8 @@ RULES = (
         "saved intermediate",
         inputs.saved,
         "a second derivative is zero, differences of the first are not",
-        "an intermediate that `forward` computes and saves: save the inputs, compute it again in `backward`",
+        "an intermediate that `forward` computes and saves: save the inputs, compute it again in `backward`; "
+        "or a detach(), .data or no_grad in `backward`",
     ),
     Rule(
         "transposed",
@@ -176,6 +177,13 @@ RULES = (
         function.stale,
         "the backward of one call changes when the function is called elsewhere",
         "values kept outside of ctx (an attribute, a global, a cache): use ctx.save_for_backward",
+        entries=False,
+    ),
+    Rule(
+        "cotangent changed",
+        function.changed,
+        "the backward changes its cotangent in place",
+        "an operation in `backward` that writes into grad_output, as mul_ or out=: work on a new tensor",
         entries=False,
     ),
     Rule(
