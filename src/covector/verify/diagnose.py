@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,7 +24,7 @@ _SHOWN = 3
 _WORTH = 0.8
 
 # Where the code lies that is not the user's.
-_OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+_OURS = (str(Path(__file__).parent.parent), str(Path(inspect.getfile(torch)).parent))
 
 _UNKNOWN = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
 
