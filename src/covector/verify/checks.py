@@ -171,6 +171,10 @@ def determinism(d: Derivatives) -> Finding:
 def linearity(d: Derivatives) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem = "linearity", d.problem
+    if not d.cotangent_kept:
+        return failed(
+            name, "the backward writes to the cotangent that it is given, which others may need too"
+        )
     if d.agreed and d.homogeneous and d.options.undefined:
         # The pullback of a generic cotangent is right; that of zero is looked at as an undefined one.
         return Finding(name, Outcome.PASSED)
@@ -247,7 +251,7 @@ def unspecified_cotangents(d: Derivatives) -> Finding:
 def undefined_tangents(d: Derivatives) -> Finding:
     """Forward mode takes an input without a tangent as one with a tangent of zero."""
     problem = d.problem
-    tangents = problem.inputs.from_coords(normal(problem.inputs.size, d.options.tol.seed))
+    tangents = problem.inputs.from_coords(normal(problem.inputs.size, d.options.tol.seed).clone())
     for missing in range(len(tangents)):
         zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
         some = [i for i in range(len(tangents)) if i != missing]
@@ -274,7 +278,7 @@ def batched_forward(d: Derivatives) -> Finding:
 def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -> Finding:
     if layouts := d.problem.inputs.sparse_layouts + d.problem.outputs.sparse_layouts:
         raise UnsupportedError(f"torch has no vmap over tensors of layout {', '.join(layouts)}")
-    stacks = chart.from_coords(normal(2 * chart.size, d.options.tol.seed).reshape(2, chart.size))
+    stacks = chart.from_coords(normal(2 * chart.size, d.options.tol.seed).clone().reshape(2, chart.size))
     expected = looped(apply, stacks)
     try:
         got = batched(apply, stacks, "error")

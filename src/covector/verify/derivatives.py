@@ -111,7 +111,17 @@ class Derivatives:
     @cached_property
     def cotangents(self) -> list[Tensor]:
         """One random cotangent, the same for every check."""
-        return self.problem.outputs.from_coords(self._cotangent)
+        return self.problem.outputs.from_coords(self._given)
+
+    @cached_property
+    def _given(self) -> Tensor:
+        """What backwards are given: a copy, because one may write to it."""
+        return self._cotangent.clone()
+
+    @property
+    def cotangent_kept(self) -> bool:
+        """Whether no backward has written to the random cotangent, where the tensor shares its memory."""
+        return torch.equal(self._given, self._cotangent)
 
     @cached_property
     def _cotangent(self) -> Tensor:
