@@ -172,9 +172,7 @@ def linearity(d: Derivatives) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem = "linearity", d.problem
     if not d.cotangent_kept:
-        return failed(
-            name, "the backward writes to the cotangent that it is given, which others may need too"
-        )
+        return failed(name, "the backward writes to its cotangent, which others may need too")
     if d.agreed and d.homogeneous and d.options.undefined:
         # The pullback of a generic cotangent is right; that of zero is looked at as an undefined one.
         return Finding(name, Outcome.PASSED)
