@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from covector._engine.reverse import Run
@@ -97,14 +98,31 @@ def _in_trees(leaves: Sequence[Any], arguments: Arguments) -> list[Any]:
 def _on_copies(run: Run) -> Run:
     """The same function on copies: one that works in place meets the same point in every run.
 
-    The copies are made inside the run, so that tangents are copied too, and so that in reverse mode the
-    function does not get the leaves themselves, which torch lets nobody write to.
+    A leaf that requires grad needs none at first: torch lets nobody write to it, so that a function that
+    tries is run again on copies. They are made inside the run, so that tangents are copied too.
     """
 
     def copying(leaves: list[Any]) -> Evaluation:
-        return run([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+        try:
+            return run([_copy(leaf) if not _protected(leaf) else leaf for leaf in leaves])
+        except RuntimeError as error:
+            if _WRITTEN not in str(error):
+                raise
+        return run([_copy(leaf) for leaf in leaves])
 
     return copying
+
+
+# What torch says when a leaf that requires grad is written to.
+_WRITTEN = "leaf Variable that requires grad"
+
+
+def _protected(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf and torch.is_grad_enabled()
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _with_value(run: Run) -> Run:
