@@ -65,9 +65,21 @@ def kind_of(tensor: Tensor) -> str:
     return f"{layout} {tensor.dtype}" if is_sparse(tensor) else str(tensor.dtype)
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory by strides."""
+    return tensor.layout is torch.strided
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements of a tensor share memory, because a stride is zero."""
+    return is_strided(tensor) and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
 def dense(tensor: Tensor) -> Tensor:
     """The tensor in strided layout."""
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return tensor if is_strided(tensor) else tensor.to_dense()
 
 
 def values_of(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from covector._chart import Chart, Sampled, kind_of, refusal
+from covector._chart import Chart, Sampled, kind_of, overlaps, refusal
 from covector._engine import graph, reverse
 from covector._engine.levels import EagerTensors
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
@@ -343,9 +343,7 @@ def _arguments(
     for position, tensor in enumerate(arguments.primals()):
         if (reason := refusal(tensor)) is not None:
             raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
-        if tensor.layout is torch.strided and any(
-            stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        ):
+        if overlaps(tensor):
             raise ArgumentValueError(
                 f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (it has a "
                 "stride of 0), so one cannot be moved without the others. Pass its .contiguous()."

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._chart import is_strided
 from covector._tree import parameter_names
 from covector.verify.derivatives import Options
 from covector.verify.problem import Tolerance
@@ -129,7 +130,7 @@ def _written(value: Any, name: str, by_name: bool) -> str:
 def _plain(value: Tensor) -> bool:
     """Whether numbers, dtype and shape are all there is to a tensor."""
     return (
-        value.layout is torch.strided
+        is_strided(value)
         and value.device.type == "cpu"
         and value.is_contiguous()
         and value.numel() > 0
