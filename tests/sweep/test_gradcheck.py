@@ -90,6 +90,8 @@ EXPLAINED = {
             ("float", "complex128", "gradcheck"),
             ("float", "complex128", "gradgradcheck"),
             ("cfloat", "complex128", "gradcheck"),
+            ("half", "complex128", "gradcheck"),
+            ("chalf", "complex128", "gradcheck"),
         )
     },
     ("cov", "float64", "gradcheck"): Explained(RIGHT, _COARSE_WEIGHTS),

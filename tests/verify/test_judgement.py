@@ -1275,3 +1275,11 @@ def test_in_low_precision_a_large_output_does_not_excuse_a_small_one(dtype):
     a, b = (torch.ones(3, dtype=dtype, requires_grad=True) for _ in range(2))
     assert covector.check(TwoScales.apply, (a, b)).outcome is FAILED
     assert covector.check(lambda a, b: (1e4 * a, 0.01 * b), (a, b)).outcome is PASSED
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+@pytest.mark.parametrize("size", [5, 400])
+def test_a_backward_that_returns_zeros_without_memory(size, fast_mode):
+    """The gradient of sgn is a tensor that torch keeps no memory for."""
+    x = torch.linspace(0.5, 1, size, dtype=torch.float64).requires_grad_()
+    assert covector.check(torch.sgn, x, fast_mode=fast_mode).outcome is PASSED

@@ -243,6 +243,13 @@ def undefined(output: Tensor) -> Any:
     return torch._C._functions.UndefinedGrad()(output)
 
 
+def written_out(tensor: Tensor) -> Tensor:
+    """The tensor, with memory of its own: some backwards return zeros that have none."""
+    if not tensor._is_zerotensor():
+        return tensor
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def coarsest_dtype_eps(tensors: Sequence[Tensor]) -> float:
     """The largest rounding error of any floating-point tensor that the graph behind these went through."""
     eps = 0.0

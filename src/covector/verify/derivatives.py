@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from covector._engine import graph
 from covector.verify.compare import Verdict
 from covector.verify.directions import random_weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
@@ -162,7 +163,8 @@ class Derivatives:
 
     def coordinates(self, tensors: list[Tensor]) -> Tensor:
         """Gradients in coordinates."""
-        return self.problem.inputs.to_coords([t.detach() for t in tensors]).to(torch.float64)
+        coordinates = self.problem.inputs.to_coords([t.detach() for t in tensors])
+        return graph.written_out(coordinates.to(torch.float64))
 
     @cached_property
     def forward(self) -> ForwardMap:
@@ -180,7 +182,8 @@ class Derivatives:
 
     def pushed(self, tensors: list[Tensor]) -> Tensor:
         """Tangents of the outputs in coordinates."""
-        return self.problem.outputs.to_coords([t.detach() for t in tensors]).to(torch.float64)
+        coordinates = self.problem.outputs.to_coords([t.detach() for t in tensors])
+        return graph.written_out(coordinates.to(torch.float64))
 
     @cached_property
     def pulled_coordinates(self) -> Tensor:

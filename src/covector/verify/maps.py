@@ -259,7 +259,7 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
         stop = min(start + size, shape[0])
         # One row past the end of the basis: the image of a cotangent of zero.
         basis = problem.outputs.basis(start, stop + (stop == shape[0]))
-        block = problem.inputs.stack_to_coords(reverse.apply_batch(basis))
+        block = graph.written_out(problem.inputs.stack_to_coords(reverse.apply_batch(basis)))
         if stop == shape[0]:
             of_zero, block = block[-1], block[:-1]
         if not small and not whole:
@@ -285,5 +285,5 @@ def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
     blocks = []
     for start in range(0, shape[1], size):
         basis = problem.inputs.basis(start, min(start + size, shape[1]))
-        blocks.append(problem.outputs.stack_to_coords(forward_map.apply_batch(basis)))
+        blocks.append(graph.written_out(problem.outputs.stack_to_coords(forward_map.apply_batch(basis))))
     return Matrix(shape, torch.cat(blocks).T.contiguous() if blocks else None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from covector._engine import graph
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import random_signs, random_weights
 from covector.verify.maps import ForwardMap, ReverseMap
@@ -49,7 +50,7 @@ def draw(problem: Problem, reverse: ReverseMap, count: int, seed: int) -> Probes
     generator = torch.Generator().manual_seed(seed)
     cotangents = 2 * random_weights(count, problem.outputs.size, generator)
     pulled = reverse.apply_batch(problem.outputs.from_coords(cotangents))
-    return Probes(cotangents, problem.inputs.stack_to_coords(pulled))
+    return Probes(cotangents, graph.written_out(problem.inputs.stack_to_coords(pulled)))
 
 
 def combinations_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
