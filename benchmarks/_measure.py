@@ -13,14 +13,14 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any, Self
 
-import torch
 from torch.profiler import ProfilerActivity, profile
+
+from covector.bench import one_thread as one_thread
 
 Call = Callable[[], Any]
 
@@ -95,17 +95,6 @@ def _peak_memory_here(call: Call) -> float:
         alive += change.nbytes()
         peak = max(peak, alive)
     return float(peak)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _repetitions(call: Call, block: float) -> int:

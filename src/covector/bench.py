@@ -139,7 +139,7 @@ def _tasks(case: Case, subject: Subject) -> Iterator[tuple[str, Call, Call]]:
 
 def _row(case: str, task: str, ours: Call, theirs: Call, seconds: float) -> Row:
     """The comparison, or which side refuses, and why."""
-    with _quietly(), _one_thread():
+    with _quietly(), one_thread():
         first = {"covector": _First.of(ours), "torch": _First.of(theirs)}
         if refused := {side: call.refusal for side, call in first.items() if call.refusal}:
             return Row(case, task, note=f"refused by {' and '.join(refused)}: {next(iter(refused.values()))}")
@@ -201,7 +201,8 @@ def _seconds(call: Call, count: int) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

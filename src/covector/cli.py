@@ -22,6 +22,7 @@ from covector._pool import Pool
 from covector._results import Request, Result, handle, lost
 from covector.cases import chosen, load, require_file
 from covector.errors import CaseError
+from covector.verify.report import finite
 
 DESCRIPTION = "Check derivatives of PyTorch functions, and measure how long that takes."
 EPILOG = """\
@@ -299,22 +300,11 @@ def _say(options: argparse.Namespace, text: str) -> None:
 def _save(path: str | None, data: dict[str, Any]) -> None:
     if path is None:
         return
-    text = json.dumps(_finite(data), indent=2) + "\n"
+    text = json.dumps(finite(data), indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
         Path(path).write_text(text, encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """The data with numbers that JSON lacks written as strings, as in the JSON of a report."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return value
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def both(sample, requires_grad, act):
     return results
 
 
-def check(sample, requires_grad, act):
+def assert_agree(sample, requires_grad, act):
     """The results agree; and where torch's can be differentiated, so can ours, with the same gradient."""
     (theirs, their_inputs), (ours, our_inputs) = both(sample, requires_grad, act)
     assert_same(ours, theirs)
@@ -59,17 +59,17 @@ def is_refused_for_emptiness(result):
     return isinstance(result, RuntimeError) and "non-empty TensorList" in str(result)
 
 
-def check_matrix(sample, requires_grad, act):
-    """As `check`, with matrices that torch cannot make."""
+def assert_matrices_agree(sample, requires_grad, act):
+    """As `assert_agree`, with matrices that torch cannot make."""
     (theirs, _), (ours, _) = both(sample, requires_grad, act)
     if is_refused_for_emptiness(theirs):
         assert isinstance(ours, StrictError) or any(x.numel() == 0 for x in tree_leaves(ours))
     else:
-        check(sample, requires_grad, act)
+        assert_agree(sample, requires_grad, act)
 
 
-def check_batched(sample, requires_grad, act):
-    """As `check`, where torch can batch; its batches lose the graph of some custom Functions."""
+def assert_batches_agree(sample, requires_grad, act):
+    """As `assert_agree`, where torch can batch; its batches lose the graph of some custom Functions."""
     (theirs, _), (ours, _) = both(sample, requires_grad, act)
     assert not isinstance(ours, Exception)
     if isinstance(theirs, Exception):
@@ -80,7 +80,7 @@ def check_batched(sample, requires_grad, act):
         torch.testing.assert_close(ours, theirs)
         assert sample.name.startswith("case custom")
     else:
-        check(sample, requires_grad, act)
+        assert_agree(sample, requires_grad, act)
 
 
 @flags
@@ -92,7 +92,7 @@ def test_vjp(sample, create_graph, strict, requires_grad):
         v = drawn_like(value(sample), "v")
         return library.vjp(sample.function, inputs, v, create_graph=create_graph, strict=strict)
 
-    check(sample, requires_grad, act)
+    assert_agree(sample, requires_grad, act)
 
 
 @flags
@@ -111,7 +111,7 @@ def test_jvp(sample, create_graph, strict, requires_grad):
         expected = torch.func.jvp(sample.function, (inputs,), (drawn_like(inputs, "v"),))
         torch.testing.assert_close(ours, expected, check_stride=False)
     else:
-        check(sample, requires_grad, act)
+        assert_agree(sample, requires_grad, act)
 
 
 @flags
@@ -122,7 +122,7 @@ def test_jacobian(sample, create_graph, strict, requires_grad):
     def act(library, inputs):
         return library.jacobian(sample.function, inputs, create_graph=create_graph, strict=strict)
 
-    check_matrix(sample, requires_grad, act)
+    assert_matrices_agree(sample, requires_grad, act)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -134,7 +134,7 @@ def test_jacobian_vectorized(sample, create_graph, requires_grad):
     def act(library, inputs):
         return library.jacobian(sample.function, inputs, create_graph=create_graph, vectorize=True)
 
-    check_batched(sample, requires_grad, act)
+    assert_batches_agree(sample, requires_grad, act)
 
 
 @flags
@@ -147,7 +147,7 @@ def test_hessian_products(verb, sample, create_graph, strict, requires_grad):
         v = drawn_like(inputs, "v")
         return getattr(library, verb)(sample.function, inputs, v, create_graph=create_graph, strict=strict)
 
-    check(sample, requires_grad, act)
+    assert_agree(sample, requires_grad, act)
 
 
 @flags
@@ -158,7 +158,7 @@ def test_hessian(sample, create_graph, strict, requires_grad):
     def act(library, inputs):
         return library.hessian(sample.function, inputs, create_graph=create_graph, strict=strict)
 
-    check_matrix(sample, requires_grad, act)
+    assert_matrices_agree(sample, requires_grad, act)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -170,7 +170,7 @@ def test_hessian_vectorized(sample, create_graph, requires_grad):
     def act(library, inputs):
         return library.hessian(sample.function, inputs, create_graph=create_graph, vectorize=True)
 
-    check_batched(sample, requires_grad, act)
+    assert_batches_agree(sample, requires_grad, act)
 
 
 # On a level of forward mode an input does not say that it requires grad outside.

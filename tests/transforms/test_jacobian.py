@@ -33,7 +33,7 @@ def spread(x):
     return (wide * x.sum()).sin() * x[0]
 
 
-def same(got, expected, **keywords):
+def assert_same(got, expected, **keywords):
     assert registry.tree_structure(got) == registry.tree_structure(expected)
     for mine, theirs in zip(registry.tree_leaves(got), registry.tree_leaves(expected), strict=True):
         assert_close(mine, theirs, **keywords)
@@ -50,10 +50,12 @@ def test_agrees_with_torch(case, way):
     primals = case.primals()
     expected = torch.func.jacrev(case.function, case.argnums)(*primals)
     check_dtype = way.get("mode") != "forward"  # forward mode has the dtype of the output
-    same(covector.jacobian(case.function, case.argnums, **way)(*primals), expected, check_dtype=check_dtype)
+    assert_same(
+        covector.jacobian(case.function, case.argnums, **way)(*primals), expected, check_dtype=check_dtype
+    )
     value, got = covector.value_and_jacobian(case.function, case.argnums, **way)(*primals)
-    same(got, expected, check_dtype=check_dtype)
-    same(value, case.function(*primals))
+    assert_same(got, expected, check_dtype=check_dtype)
+    assert_same(value, case.function(*primals))
 
 
 @ways
@@ -74,7 +76,7 @@ def test_has_aux_and_keywords(way):
 @pytest.mark.parametrize("argnums", [0, -1, (0, 1), (1, 0), (-1,)])
 def test_argnums(argnums):
     f = lambda a, b: a.sin() * b.sum()
-    same(covector.jacobian(f, argnums)(x, x), torch.func.jacrev(f, _positive(argnums))(x, x))
+    assert_same(covector.jacobian(f, argnums)(x, x), torch.func.jacrev(f, _positive(argnums))(x, x))
 
 
 def _positive(argnums):
@@ -124,7 +126,7 @@ def test_float32_scalars_and_empties():
         (lambda x: x.expand(300), torch.tensor(2.0)),
     ):
         for way in WAYS:
-            same(covector.jacobian(f, **way)(point), torch.func.jacrev(f)(point))
+            assert_same(covector.jacobian(f, **way)(point), torch.func.jacrev(f)(point))
 
 
 # The choice
@@ -291,7 +293,7 @@ def test_samples_of_trees():
     for mode in ("forward", "reverse"):
         got = covector.jacobian(f, (0, 1), batch_dim=0, mode=mode)(p, batch)
         one = lambda p, x: {"a": p["m"] @ x[:, None], "b": (x**2).sum() * p["s"]}
-        same(got, torch.vmap(torch.func.jacrev(one, (0, 1)))(p, batch))
+        assert_same(got, torch.vmap(torch.func.jacrev(one, (0, 1)))(p, batch))
 
 
 def test_samples_take_one_pass_each():

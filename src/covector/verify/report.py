@@ -202,7 +202,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON; numbers that are not finite are written as strings."""
-        return json.dumps(_finite(self.to_dict()), indent=2)
+        return json.dumps(finite(self.to_dict()), indent=2)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that shows the report, both Jacobians and the suspects step by step.
@@ -223,11 +223,12 @@ def _finding_data(finding: Finding) -> dict[str, Any]:
     return data
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The data with numbers that JSON lacks written as strings."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value
