@@ -1,0 +1,82 @@
+"""What layouts a tensor can have, and what is asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the coordinates of a tensor with this dtype."""
+    return dtype.to_real()
+
+
+def _compressed_rows(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.crow_indices(), tensor.col_indices()
+
+
+def _compressed_columns(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+# The indices of a sparse tensor, by its layout. What is not in this table is not sparse.
+INDICES: dict[torch.layout, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    torch.sparse_coo: lambda tensor: (tensor._indices(),),
+    torch.sparse_csr: _compressed_rows,
+    torch.sparse_csc: _compressed_columns,
+    torch.sparse_bsr: _compressed_rows,
+    torch.sparse_bsc: _compressed_columns,
+}
+BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
+
+SUPPORTED = "strided, mkldnn, " + ", ".join(str(layout).removeprefix("torch.") for layout in INDICES)
+
+
+class ShapeChange(Exception):
+    """The shape of an output, or which elements it specifies, depends on the values of the inputs."""
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether the layout of a tensor is one of the sparse ones."""
+    return tensor.layout in INDICES
+
+
+def kind_of(tensor: Tensor) -> str:
+    """The dtype of a tensor, and its layout if that is sparse."""
+    layout = str(tensor.layout).removeprefix("torch.")
+    return f"{layout} {tensor.dtype}" if is_sparse(tensor) else str(tensor.dtype)
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory by strides."""
+    return tensor.layout is torch.strided
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements of a tensor share memory, because a stride is zero."""
+    return is_strided(tensor) and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor in strided layout."""
+    return tensor if is_strided(tensor) else tensor.to_dense()
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor holds, in strided layout and in its own memory."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor.values() if tensor.layout in INDICES else tensor
+
+
+def same_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal bit by bit; a difference of layout is none."""
+    if a.layout is b.layout and is_sparse(a):
+        pairs = zip(INDICES[a.layout](a), INDICES[b.layout](b), strict=True)
+        if all(torch.equal(mine, other) for mine, other in pairs):
+            return torch.equal(values_of(a), values_of(b))
+    return torch.equal(dense(a), dense(b))
