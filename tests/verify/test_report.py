@@ -81,7 +81,7 @@ how: every one of 3 x 3 entries, step 1e-06; 66 calls of the function""",
         """\
 check(sin): PASSED
 checks: reverse mode, gradient kind, determinism, linearity, undefined cotangents
-how: every one of 3 x 3 entries, step 1e-06; 2 calls of the function""",
+how: every one of 3 x 3 entries, step 1e-06, outputs combined; 2 calls of the function""",
     ),
     "kink": (
         lambda: covector.check(torch.relu, torch.zeros(1, dtype=torch.float64, requires_grad=True)),
@@ -101,7 +101,7 @@ reproduce:
       torch.tensor([0.0], dtype=torch.float64, requires_grad=True),
       seed=0,
   )
-how: every one of 1 x 1 entries, step 1e-06; 27 calls of the function""",
+how: every one of 1 x 1 entries, step 1e-06; 28 calls of the function""",
     ),
     "random": (
         lambda: covector.check(drawn, x),

@@ -476,7 +476,7 @@ def _method(derivatives: Derivatives) -> str:
         )
     if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
         return f"a random sample of {size}, seed {tol.seed}, step {tol.eps:g}"
-    rows = ", rows in random combinations" if derivatives.rows_combined else ""
+    rows = ", outputs combined" if derivatives.rows_combined else ""
     return f"every one of {size}, step {tol.eps:g}{rows}"
 
 

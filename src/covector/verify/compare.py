@@ -110,7 +110,7 @@ def _first_look(
     step, rtol = problem.step(tol.eps), tol.rtol
     smallest, singly = step, groups.count == step.numel()
     if not singly:
-        step = problem.exact(step * groups.weight)
+        step = torch.from_numpy(problem.made((step * groups.weight).numpy()))
         # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
         rtol = min(tol.rtol, SHARED_RTOL)
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
@@ -148,6 +148,12 @@ def _second_look(
 ) -> Verdict:
     """Slopes with error bounds along the suspect groups; then the entries behind what remains."""
     problem.require_pure()
+    if tol.named == 1:
+        # One entry that is wrong decides, and the worst cell is the likeliest to hold one.
+        worst = (int(suspects.colour[0]), int(suspects.row[0]))
+        found = _name(problem, analytic, groups, [worst], tol, {})
+        if found.outcome is Outcome.FAILED:
+            return replace(found, entries=verdict.entries)
     pending = suspects.colour.unique_consecutive()
     pending = pending[_first_occurrences(pending)]
     resolved = 0

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from covector._engine import graph
+from covector.verify.combined import Probe, broadcasts, columns_agree, elements_agree
 from covector.verify.compare import Verdict
-from covector.verify.directions import random_weights
+from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
-from covector.verify.probes import Probes, combinations_agree, compare_probe, draw
+from covector.verify.probes import compare_probe
 from covector.verify.problem import NotBatchable, Problem, Tolerance, within
 from covector.verify.report import Outcome
 
 # Below this many numbers to compute, every column is differenced even in fast mode: it takes no longer.
 _FEW_NUMBERS = 1 << 13
 
-# From this many entries on, a Jacobian with twice as many rows as columns is compared by combinations of
-# its rows: differencing every column then takes less than pulling every row back.
-_MANY_ENTRIES = 1 << 14
-_COMBINATIONS = 8
+# Above this many, differencing every column takes more than pulling every row back, unless there are twice
+# as many rows as columns.
+_MANY_NUMBERS = 1 << 18
 
 # A power of two, so that scaling rounds nothing.
 _SHRINK = 1024.0
@@ -60,7 +60,6 @@ class Derivatives:
         self.options = options
         self.reverse = ReverseMap(problem)
         self._linear = True
-        self.rows_combined = False
         self.raised: BaseException | None = None
 
     @property
@@ -75,29 +74,32 @@ class Derivatives:
         """Whether every entry of the Jacobian was computed after all."""
         return "matrix" in self.__dict__
 
+    @property
+    def rows_combined(self) -> bool:
+        """Whether no more was needed than a random combination of the rows."""
+        return self.__dict__.get("combined", False) and not self.has_matrix
+
     @cached_property
     def combined(self) -> bool:
-        """Whether every column agreed with differences, along random combinations of the rows."""
+        """Whether every entry agreed with differences, along a random combination of the outputs."""
         problem, tol = self.problem, self.options.tol
-        rows, columns = problem.outputs.size, problem.inputs.size
-        if self.probing or problem.low_precision or rows * columns == 0:
+        if problem.low_precision or 0 in (problem.inputs.size, problem.outputs.size):
             return False
-        tall = problem.batchable and rows >= 2 * columns and rows * columns > _MANY_ENTRIES
-        if not tall and not self.options.fast:
+        columns, rows = problem.inputs.size, problem.outputs.size
+        numbers = columns * (columns + rows)
+        if numbers > _FEW_NUMBERS and broadcasts(problem) and elements_agree(problem, self.probe, tol):
+            return True
+        if self.probing or not problem.batchable or (numbers > _MANY_NUMBERS and rows < 2 * columns):
             return False
-        probes = self.probe if self.options.fast else self.probes
         try:
-            self.rows_combined = combinations_agree(problem, probes, tol)
+            return columns_agree(problem, self.probe, tol)
         except NotBatchable:
             return False
-        return self.rows_combined
 
     @cached_property
     def agreed(self) -> bool:
-        """Whether in fast mode the pullback of the random cotangent agreed with differences."""
-        if self.options.fast and self.combined:
-            return True
-        return self.probing and self.probed.outcome is Outcome.PASSED
+        """Whether the pullback of the random cotangent agreed with differences."""
+        return self.combined or (self.probing and self.probed.outcome is Outcome.PASSED)
 
     @cached_property
     def probed(self) -> Verdict:
@@ -105,9 +107,9 @@ class Derivatives:
         return compare_probe(self.problem, self.reverse, self.probe, self.options.probes, self.options.tol)
 
     @cached_property
-    def probe(self) -> Probes:
+    def probe(self) -> Probe:
         """The random cotangent and its pullback."""
-        return Probes(self._cotangent[None], self.pulled_coordinates[None])
+        return Probe(self._cotangent, self.pulled_coordinates)
 
     @cached_property
     def cotangents(self) -> list[Tensor]:
@@ -233,23 +235,16 @@ class Derivatives:
         rounded = (got - expected).abs() <= allowed + 16 * self.problem.derivative_rounding * size
         return bool((rounded | got.isnan() | expected.isnan() | ~size.isfinite()).all())
 
-    @cached_property
-    def probes(self) -> Probes:
-        """Random combinations of the outputs, pulled back; by a loop if the batch disagrees with one."""
-        probes = self._draw(self.reverse)
-        if self._adds_up(probes):
-            return probes
-        looping = self._looping()
-        probes = self._draw(looping)
-        if self._adds_up(probes):
-            self.reverse = looping
-        else:
-            self._linear = False
-        return probes
-
     def is_linear(self) -> bool:
-        """Whether pullbacks added up when they were computed."""
-        return (self.probes if self._sampling else self.matrix) is not None and self._linear
+        """Whether pullbacks add up: all rows, or where they were combined, those of two cotangents."""
+        if not self._sampling:
+            return self.matrix is not None and self._linear
+        chart = self.problem.outputs
+        other = weights(chart.size, self.options.tol.seed + 1)
+        pulled = self.pull(chart.from_coords(other.clone()))
+        got = self.pull(chart.from_coords(self._cotangent + other))
+        size = pulled.abs() + self.pulled_coordinates.abs() + chart.size**0.5
+        return self.close(got, pulled + self.pulled_coordinates, size)
 
     @property
     def _sampling(self) -> bool:
@@ -263,14 +258,6 @@ class Derivatives:
             return known
         return self.pull(self.zeros)
 
-    def _draw(self, reverse: ReverseMap) -> Probes:
-        return draw(self.problem, reverse, _COMBINATIONS, self.options.tol.seed + 1)
-
-    def _adds_up(self, probes: Probes) -> bool:
-        got = self.pull(self.problem.outputs.from_coords(probes.cotangents.sum(0)))
-        size = probes.pulled.abs().sum(0) + self.problem.outputs.size**0.5
-        return self.close(got, probes.pulled.sum(0), size)
-
     def _looping(self) -> ReverseMap:
         looping = ReverseMap(self.problem)
         looping.batching = looping.batching.down("loop", "the batch disagrees with a single pullback")
@@ -281,9 +268,3 @@ class Derivatives:
 def normal(size: int, seed: int) -> Tensor:
     """Normally distributed numbers, the same for the same arguments."""
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@lru_cache(maxsize=128)
-def weights(size: int, seed: int) -> Tensor:
-    """Numbers between 1 and 2 with random signs, the same for the same arguments."""
-    return 2 * random_weights(1, size, torch.Generator().manual_seed(seed))[0]

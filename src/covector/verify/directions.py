@@ -113,3 +113,9 @@ def random_weights(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Rows of independent numbers between 1/2 and 1, with random signs."""
     signs = random_signs(count, size, generator)
     return signs * (0.5 + 0.5 * torch.rand(count, size, generator=generator, dtype=torch.float64))
+
+
+@lru_cache(maxsize=128)
+def weights(size: int, seed: int) -> Tensor:
+    """Numbers between 1 and 2 with random signs, the same for the same arguments."""
+    return 2 * random_weights(1, size, torch.Generator().manual_seed(seed))[0]

@@ -8,24 +8,18 @@ and decided there by the entry rule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from covector._engine import graph
+from covector.verify.combined import Probe
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
-from covector.verify.directions import random_signs, random_weights
+from covector.verify.directions import random_signs
 from covector.verify.maps import ForwardMap, ReverseMap
 from covector.verify.problem import Problem, Tolerance
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
-
-# The share of an entry's tolerance that a sum over a column may be off by.
-_FRACTION = 0.02
-
-# The share of it that rounding may take before every entry is looked at instead.
-_NOISY = 0.5
 
 # How many suspicious pairs are narrowed down.
 _LOCATED = 3
@@ -37,47 +31,7 @@ _CHEAP = 1 << 18
 _COARSE = 100
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Cotangents v with their pullbacks, a row for each."""
-
-    cotangents: Tensor
-    pulled: Tensor
-
-
-def draw(problem: Problem, reverse: ReverseMap, count: int, seed: int) -> Probes:
-    """Random weights on the outputs, pulled back."""
-    generator = torch.Generator().manual_seed(seed)
-    cotangents = 2 * random_weights(count, problem.outputs.size, generator)
-    pulled = reverse.apply_batch(problem.outputs.from_coords(cotangents))
-    return Probes(cotangents, graph.written_out(problem.inputs.stack_to_coords(pulled)))
-
-
-def combinations_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
-    """Whether v^T A is v^T J in every column, to a fraction of what one entry is allowed.
-
-    The weights in v are random in size and sign, so that wrong entries cancel with probability zero. An
-    error that the entry rule allows may show here: what does not agree is looked at entry by entry.
-    """
-    step, cotangents = problem.step(tol.eps), probes.cotangents.T
-    expected = (probes.pulled * step).T
-    # Rounding of the outputs, which adds up as independent numbers do.
-    noise = 4 * problem.rounding * (probes.cotangents * problem.known).norm(dim=1)
-    if not bool(noise.max() <= _NOISY * tol.atol * step.min()):
-        return False
-    size = problem.block_size()
-    for first in range(0, step.numel(), size):
-        columns = slice(first, first + size)
-        numeric = torch.from_numpy(problem.column_differences(step.numpy(), columns, loop=False))
-        error = (numeric @ cotangents).sub_(expected[columns]).abs_().sub_(noise)
-        if not bool((error <= _FRACTION * tol.atol * step[columns, None]).all()):
-            return False
-    return True
-
-
-def compare_probe(
-    problem: Problem, reverse: ReverseMap, probes: Probes, count: int, tol: Tolerance
-) -> Verdict:
+def compare_probe(problem: Problem, reverse: ReverseMap, probe: Probe, count: int, tol: Tolerance) -> Verdict:
     """Compare v^T A u with v^T J u along random signs u, and name an entry where they differ.
 
     INCONCLUSIVE without a mismatch means that probes cannot tell: the noise hides an entry, or what is
@@ -90,7 +44,7 @@ def compare_probe(
     generator = torch.Generator().manual_seed(tol.seed + 1)
     along = random_signs(count, problem.inputs.size, generator)
     step = problem.step(tol.eps)
-    numeric, noise = _differences(problem, probes.cotangents, along * step)
+    numeric, noise = _differences(problem, probe.cotangent, along * step)
     smallest = tol.atol * step.min()
     if not noise <= smallest:
         # Too coarse to show one entry.
@@ -98,16 +52,15 @@ def compare_probe(
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
         # Slopes with an error bound instead of one difference.
         step = problem.step(1.0)
-        numeric, noise = _slopes(problem, probes.cotangents, along)
+        numeric, noise = _slopes(problem, probe.cotangent, along)
         smallest = tol.atol * step.min()
         if not noise <= _COARSE * smallest:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    error = (probes.pulled @ (along * step).T - numeric).abs()
-    suspicious = (~(error <= noise + smallest)).nonzero()[: min(_LOCATED, tol.named)].tolist()
+    error = ((along * step) @ probe.pulled - numeric).abs()
+    suspicious = (~(error <= noise + smallest)).nonzero().flatten()[: min(_LOCATED, tol.named)].tolist()
     judged: list[tuple[Outcome, Mismatch]] = []
-    for which, direction in suspicious:
-        cotangent, pulled = probes.cotangents[which], probes.pulled[which]
-        row, column = _narrow(problem, reverse, cotangent, pulled, along[direction])
+    for direction in suspicious:
+        row, column = _narrow(problem, reverse, probe, along[direction])
         value = _entry(problem, reverse, row, column)
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)
@@ -145,20 +98,19 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
     return verdict
 
 
-def _differences(problem: Problem, cotangents: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
-    """v^T (f(x + s) - f(x - s)) / 2 for every v and s, and how far off that may be."""
-    both = problem.differences(torch.cat([moves, 2 * moves[:1]]))
-    difference, double = both[:-1], both[-1] / 2
-    numeric = cotangents @ difference.T
-    truncation = (cotangents @ (double - difference[0])).abs().max()
+def _differences(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+    """v^T (f(x + s) - f(x - s)) / 2 for every s, and how far off that may be."""
+    both = problem.differences(torch.cat([moves, 2 * moves[:1]])) @ cotangent
+    numeric, double = both[:-1], both[-1] / 2
+    truncation = (double - numeric[0]).abs()
     rounding = 8 * problem.rounding * problem.known.abs().nan_to_num(0.0).norm()
     return numeric, 4 * truncation + rounding
 
 
-def _slopes(problem: Problem, cotangents: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
-    """v^T J u for every v and u, in units of the scale of each coordinate, with a bound for all."""
+def _slopes(problem: Problem, cotangent: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """v^T J u for every u, in units of the scale of each coordinate, with a bound for all."""
     families = [slopes_along(problem, direction, batch=problem.batchable).families[0] for direction in along]
-    numeric = torch.stack([cotangents @ family.value for family in families], dim=1)
+    numeric = torch.stack([cotangent @ family.value for family in families])
     return numeric, 4 * torch.stack([family.bound.norm() for family in families]).max()
 
 
@@ -171,11 +123,10 @@ def _entry(problem: Problem, reverse: ReverseMap, row: int, column: int) -> floa
     return float(_pull(problem, reverse, unit(problem.outputs.size, row))[column])
 
 
-def _narrow(
-    problem: Problem, reverse: ReverseMap, cotangent: Tensor, pulled: Tensor, signs: Tensor
-) -> tuple[int, int]:
+def _narrow(problem: Problem, reverse: ReverseMap, probe: Probe, signs: Tensor) -> tuple[int, int]:
     """The entry behind a suspicious probe: the column by halving u, then the row by halving v."""
-    column = bisect(problem, torch.arange(problem.inputs.size), pulled, cotangent, signs)
+    cotangent = probe.cotangent
+    column = bisect(problem, torch.arange(problem.inputs.size), probe.pulled, cotangent, signs)
     slope = slopes_along(problem, unit(problem.inputs.size, column)).families[0]
     rows = torch.arange(problem.outputs.size)
     while rows.numel() > 1:

@@ -388,14 +388,18 @@ class Problem:
 
     def step(self, eps: float) -> Tensor:
         """A step for each coordinate, in proportion to its size where that is more than one."""
-        return self.exact(torch.from_numpy(eps * self._scale))
+        return torch.from_numpy(self.steps(eps))
 
-    def exact(self, step: Tensor) -> Tensor:
-        """The step that is really made: the point plus the step is rounded."""
-        here, wanted = self.point.numpy(), step.numpy()
+    def steps(self, eps: float) -> np.ndarray:
+        """The same as an array."""
+        return self.made(eps * self._scale)
+
+    def made(self, wanted: np.ndarray) -> np.ndarray:
+        """The steps that are really made: the point plus the step is rounded."""
+        here = self.point.numpy()
         with np.errstate(all="ignore"):
             made = (here + wanted) - here
-            return torch.from_numpy(np.where(made * wanted > 0, made, wanted))
+            return np.where(made * wanted > 0, made, wanted)
 
     @cached_property
     def _scale(self) -> np.ndarray:
