@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from covector._engine import graph
-from covector.verify.combined import Probe, broadcasts, columns_agree, elements_agree
+from covector.verify.aligned import Alignment, aligned_agree, by_moving, by_shape
+from covector.verify.combined import Probe, columns_agree
 from covector.verify.compare import Verdict
 from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
@@ -24,6 +25,9 @@ _FEW_NUMBERS = 1 << 13
 # Above this many, differencing every column takes more than pulling every row back, unless there are twice
 # as many rows as columns.
 _MANY_NUMBERS = 1 << 18
+
+# Above this share of the columns, groups of them save too little.
+_WORTH = 0.5
 
 # A power of two, so that scaling rounds nothing.
 _SHRINK = 1024.0
@@ -87,14 +91,25 @@ class Derivatives:
             return False
         columns, rows = problem.inputs.size, problem.outputs.size
         numbers = columns * (columns + rows)
-        if numbers > _FEW_NUMBERS and broadcasts(problem) and elements_agree(problem, self.probe, tol):
+        if numbers > _FEW_NUMBERS and self._aligned(by_shape(problem)):
             return True
-        if self.probing or not problem.batchable or (numbers > _MANY_NUMBERS and rows < 2 * columns):
+        if self.probing:
+            return False
+        if numbers > _FEW_NUMBERS and self._aligned(by_moving(problem, tol)):
+            return True
+        if not problem.batchable or (numbers > _MANY_NUMBERS and rows < 2 * columns):
             return False
         try:
             return columns_agree(problem, self.probe, tol)
         except NotBatchable:
             return False
+
+    def _aligned(self, alignments: Sequence[Alignment]) -> bool:
+        """Whether all entries agreed with differences, aligned elements moved at once where that saves."""
+        groups = sum(alignment.count for alignment in alignments)
+        if not alignments or groups > _WORTH * self.problem.inputs.size:
+            return False
+        return aligned_agree(self.problem, alignments, self.probe, self.options.tol)
 
     @cached_property
     def agreed(self) -> bool:

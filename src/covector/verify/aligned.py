@@ -1,0 +1,222 @@
+"""Inputs whose axes are axes of the outputs: elementwise functions, batches, layers of independent units.
+
+An axis of an input is aligned with one of an output if the output at index k along the one depends on the
+input at index k along the other only. Then all k can be moved at once, by random weights u: where output
+r has index k, v_r (J u)_r says something of the elements with index k alone, and summed over these r it
+should be u_j (v^T A)_j for the element j that was moved there. If it is for random u and v, then the
+axes are aligned in J and in A, and what they hold is the same. So an alignment may be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from covector._chart import AnyPlace, Chart
+from covector.verify.combined import Probe, Sums
+from covector.verify.directions import weights
+from covector.verify.problem import Problem, Tolerance
+
+# The share of the largest change of an output below which an element counts as not moved.
+_UNMOVED = 1e-6
+
+# Axes[i] says which axis of each output axis i of the input is aligned with.
+Axes = dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An input, which of its axes are aligned with which of the outputs, and its coordinates by them.
+
+    The real and the imaginary coordinates of a complex tensor are told apart by a last axis.
+    """
+
+    place: AnyPlace
+    axes: Axes
+    outputs: tuple[AnyPlace, ...]
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """The coordinates that are moved together, a row for each group."""
+        shape = self.place.real_shape
+        aligned = list(self.axes)
+        others = [axis for axis in range(len(shape)) if axis not in self.axes]
+        coordinates = np.arange(self.place.start, self.place.stop).reshape(shape)
+        return coordinates.transpose(others + aligned).reshape(self.count, -1)
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        shape = self.place.real_shape
+        return prod(size for axis, size in enumerate(shape) if axis not in self.axes)
+
+    def gathered(self, values: np.ndarray) -> np.ndarray:
+        """Rows of numbers, one for each output coordinate: their sums for each index of the aligned axes."""
+        sums = [
+            self._summed(values[:, place.start : place.stop], place, which)
+            for which, place in enumerate(self.outputs)
+        ]
+        return sums[0] if len(sums) == 1 else np.sum(sums, axis=0)
+
+    def _summed(self, values: np.ndarray, place: AnyPlace, which: int) -> np.ndarray:
+        shape = place.real_shape
+        kept = [axes[which] + 1 for axes in self.axes.values()]
+        if kept == list(range(1, len(shape) + 1)):
+            return values
+        summed = [axis + 1 for axis in range(len(shape)) if axis + 1 not in kept]
+        rows = values.reshape(-1, *shape)
+        return (
+            rows.transpose([0, *kept, *summed])
+            .reshape(len(rows), -1, prod(shape[i - 1] for i in summed))
+            .sum(2)
+        )
+
+
+def by_shape(problem: Problem) -> list[Alignment]:
+    """The alignments of a function that works element by element, with broadcasting; none if it cannot."""
+    inputs, outputs = problem.inputs, problem.outputs
+    if not _has_axes(problem):
+        return []
+    found = []
+    for place in inputs.places:
+        offsets = [len(output.shape) - len(place.shape) for output in outputs.places]
+        axes = {
+            axis: tuple(axis + offset for offset in offsets)
+            for axis, size in enumerate(place.shape)
+            if size > 1
+        }
+        for axis, matches in axes.items():
+            for output, match in zip(outputs.places, matches, strict=True):
+                if match < 0 or output.shape[match] != place.shape[axis]:
+                    return []
+        found.append(Alignment(place, axes, outputs.places))
+    return found
+
+
+def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
+    """The alignments that are seen when one slice along each axis of each input is moved."""
+    if not _has_axes(problem):
+        return []
+    step = problem.steps(tol.eps)
+    slices = list(_slices(problem))
+    points = np.empty((len(slices), step.size))
+    points[:] = problem.point.numpy()
+    for point, (place, axis, index) in zip(points, slices, strict=True):
+        part = point[place.start : place.stop].reshape(place.real_shape)
+        sizes = step[place.start : place.stop].reshape(place.real_shape)
+        at = (slice(None),) * axis + (index,)
+        part[at] += sizes[at]
+    with np.errstate(all="ignore"):
+        changes = abs(problem.values(torch.from_numpy(points)).numpy() - problem.known.numpy())
+    axes: dict[int, Axes] = {place.start: {} for place in problem.inputs.places}
+    for change, (place, axis, index) in zip(changes, slices, strict=True):
+        match = _match(change, problem.outputs.places, place.shape[axis], index, axes[place.start])
+        if match is not None:
+            axes[place.start][axis] = match
+    places = problem.inputs.places
+    return [Alignment(place, axes[place.start], problem.outputs.places) for place in places]
+
+
+def _has_axes(problem: Problem) -> bool:
+    charts = (problem.inputs, problem.outputs)
+    return all(isinstance(chart, Chart) and chart.can_batch for chart in charts)
+
+
+def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
+    """An input, an axis of it, and an index along that axis."""
+    for place in problem.inputs.places:
+        for axis, size in enumerate(place.shape):
+            if size > 1:
+                yield place, axis, size // 2
+
+
+def _match(
+    change: np.ndarray, outputs: tuple[AnyPlace, ...], size: int, index: int, taken: Axes
+) -> tuple[int, ...] | None:
+    """The axis of each output along which nothing but this index has moved."""
+    found = []
+    for which, place in enumerate(outputs):
+        part = change[place.start : place.stop].reshape(place.real_shape)
+        moved = part > _UNMOVED * part.max(initial=0.0)
+        used = [axes[which] for axes in taken.values()]
+        free = [axis for axis, n in enumerate(place.shape) if n == size and axis not in used]
+        only = [axis for axis in free if _only(moved, axis, index)]
+        if not only:
+            return None
+        found.append(only[0])
+    return tuple(found)
+
+
+def _only(moved: np.ndarray, axis: int, index: int) -> bool:
+    along = np.flatnonzero(moved.any(axis=tuple(i for i in range(moved.ndim) if i != axis)))
+    return along.tolist() == [index]
+
+
+class Piece(NamedTuple):
+    """Some groups of an alignment."""
+
+    alignment: Alignment
+    groups: np.ndarray
+
+
+def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probe: Probe, tol: Tolerance) -> bool:
+    """Whether v^T A is v^T J in every column, all aligned elements differenced at once."""
+    step = problem.made(problem.steps(tol.eps) * weights(problem.inputs.size, tol.seed + 1).numpy())
+    sums = Sums(problem, probe, step, tol)
+    with np.errstate(all="ignore"):
+        squares = np.square(probe.cotangent.numpy() * problem.known.numpy())[None]
+    noises = {a.place.start: 4 * problem.rounding * np.sqrt(a.gathered(squares)) for a in alignments}
+    if not all(sums.visible(a.groups, noises[a.place.start]) for a in alignments):
+        return False
+
+    def agree(numeric: list[np.ndarray]) -> bool:
+        pairs = zip(numeric, pieces, strict=True)
+        return all(sums.agree(row, p.groups, noises[p.alignment.place.start]) for row, p in pairs)
+
+    for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
+        near = _differences(problem, probe, pieces, step)
+        if agree(near):
+            continue
+        if not all(sums.similar(row, piece.groups) for row, piece in zip(near, pieces, strict=True)):
+            return False
+        # What is left may be the error of the difference: a second step takes the larger part of it away.
+        far = _differences(problem, probe, pieces, 2 * step)
+        if not agree([(4 * one - two / 2) / 3 for one, two in zip(near, far, strict=True)]):
+            return False
+    return True
+
+
+def _batches(alignments: Sequence[Alignment], size: int) -> Iterator[list[Piece]]:
+    """All groups, so many at a time."""
+    batch: list[Piece] = []
+    room = size
+    for alignment in alignments:
+        start = 0
+        while start < alignment.count:
+            piece = Piece(alignment, alignment.groups[start : start + room])
+            batch.append(piece)
+            start += len(piece.groups)
+            room -= len(piece.groups)
+            if room == 0:
+                yield batch
+                batch, room = [], size
+    if batch:
+        yield batch
+
+
+def _differences(problem: Problem, probe: Probe, pieces: list[Piece], step: np.ndarray) -> list[np.ndarray]:
+    """Differences along these groups, weighted with v and summed for each coordinate of them."""
+    moves = np.zeros((sum(len(piece.groups) for piece in pieces), step.size))
+    start, spans = 0, []
+    for piece in pieces:
+        spans.append(slice(start, start + len(piece.groups)))
+        np.put_along_axis(moves[spans[-1]], piece.groups, step[piece.groups], axis=1)
+        start = spans[-1].stop
+    weighted = problem.differences(torch.from_numpy(moves)).numpy() * probe.cotangent.numpy()
+    return [piece.alignment.gathered(weighted[span]) for piece, span in zip(pieces, spans, strict=True)]
