@@ -30,6 +30,9 @@ _NOT_FINITE = "the analytic value is not finite"
 # Up to this many numbers, every column is differenced by itself before slopes are taken along groups.
 _FEW_NUMBERS = 1 << 20
 
+# How many bounds of a slope from few steps an entry has to be off, to be called wrong by it.
+_CLEARLY = 100
+
 # How many columns that the pattern lacks are tried for one cell.
 _ROUNDS = 4
 
@@ -265,9 +268,13 @@ def _name(
             if (row, column) in seen:
                 break
             seen.add((row, column))
+            entry, along = analytic.entry(row, column), unit(problem.inputs.size, column)
+            if tol.named == 1 and _far_off(
+                problem, entry, slopes_along(problem, along, few=True), row, column, tol
+            ):
+                return Verdict(Outcome.FAILED)
             if column not in by_column:
-                by_column[column] = slopes_along(problem, unit(problem.inputs.size, column))
-            entry = analytic.entry(row, column)
+                by_column[column] = slopes_along(problem, along)
             outcome, mismatch = judge(problem, entry, by_column[column], row, column, tol)
             if outcome is not Outcome.PASSED:
                 judged.append((outcome, mismatch))
@@ -275,6 +282,12 @@ def _name(
         if len(judged) == tol.named:
             break
     return verdict_of(judged)
+
+
+def _far_off(problem: Problem, entry: float, slopes: Slopes, row: int, column: int, tol: Tolerance) -> bool:
+    """Whether an entry is wrong by so much that a better slope would change nothing."""
+    outcome, mismatch = judge(problem, entry, slopes, row, column, tol)
+    return outcome is Outcome.FAILED and mismatch.error > mismatch.allowed + _CLEARLY * mismatch.bound
 
 
 def _candidates(

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from covector.verify.problem import Problem
 
-_STEPS = 11
+_STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
+
+# Those in the middle, which are enough where a slope is far from what it should be.
+_FEW = range(3, 8)
 
 # The first steps, those larger than the ones that torch's checker takes too, may leave the domain.
 _FAR = 7
@@ -75,26 +78,28 @@ def _estimate(family: Family, row: int, column: int) -> Estimate:
     return Estimate(value, bound, left, right, bool(family.kink[row]), finite, bool(family.some_finite[row]))
 
 
-def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False) -> Slopes:
+def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False, few: bool = False) -> Slopes:
     """Slopes of the function along a direction, with absolute steps and, near zero, relative ones.
 
     A batch is quicker, but proves a derivative right only: one that is right must not be accused by a
-    batching rule that is wrong.
+    batching rule that is wrong. With few steps the bounds are wider.
     """
+    steps = _FEW if few else _STEPS
     size = problem.point.abs().nan_to_num(1.0, 1.0, 1.0)
     moving = direction != 0
-    families = [_family(problem, direction, size.clamp(min=1.0), batch)]
+    families = [_family(problem, direction, size.clamp(min=1.0), batch, steps)]
     if (size[moving] < 0.1).any() and (size[moving] > 0).any():
-        families.append(_family(problem, direction, torch.where(size > 0, size.clamp(max=1.0), 1.0), batch))
+        relative = torch.where(size > 0, size.clamp(max=1.0), 1.0)
+        families.append(_family(problem, direction, relative, batch, steps))
     return Slopes(tuple(families))
 
 
-def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> Family:
-    steps = _LARGEST * _RATIO ** -torch.arange(_STEPS, dtype=torch.float64)
+def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool, which: range) -> Family:
+    steps = _LARGEST * _RATIO ** -torch.tensor(which, dtype=torch.float64)
     moves = steps[:, None] * (direction * scale)
     points = torch.cat([problem.point + moves, problem.point - moves, problem.point[None]])
-    values = _values(problem, points, batch)
-    plus, minus, here = values[:_STEPS], values[_STEPS : 2 * _STEPS], values[-1]
+    values = _values(problem, points, batch, which)
+    plus, minus, here = values[: len(which)], values[len(which) : -1], values[-1]
     central = (plus - minus) / (2 * steps[:, None])
     best, value, bound = _extrapolated(central, plus, minus, steps, problem.rounding)
     right, left = (plus - here) / steps[:, None], (here - minus) / steps[:, None]
@@ -111,7 +116,7 @@ def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> 
     )
 
 
-def _values(problem: Problem, points: Tensor, batch: bool) -> Tensor:
+def _values(problem: Problem, points: Tensor, batch: bool, which: range) -> Tensor:
     """The outputs at the point and around it; NaN at the far points that the function refuses.
 
     A wide step may leave the domain (the interval of a probability, say), and then a function may raise.
@@ -126,7 +131,7 @@ def _values(problem: Problem, points: Tensor, batch: bool) -> Tensor:
         try:
             rows.append(problem.values(point[None], batch=False)[0])
         except (RuntimeError, ValueError):
-            near = index == len(points) - 1 or index % _STEPS >= _FAR
+            near = index == len(points) - 1 or which[index % len(which)] >= _FAR
             if near or problem.raised is None:
                 raise
             rows.append(torch.full((problem.outputs.size,), torch.nan, dtype=torch.float64))
