@@ -102,7 +102,9 @@ class Chart(NamedTuple):
         """The tensors with these coordinates; leading axes of the vector stay in front of each tensor."""
         if len(self.places) == 1:
             place = self.places[0]
-            return [place.from_real(coordinates.to(real_dtype(place.dtype)))]
+            if place.dtype is not coordinates.dtype:
+                coordinates = coordinates.to(real_dtype(place.dtype))
+            return [place.from_real(coordinates)]
         return [
             place.from_real(coordinates[..., place.start : place.stop].to(real_dtype(place.dtype)))
             for place in self.places

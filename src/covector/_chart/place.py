@@ -62,9 +62,9 @@ class Place(NamedTuple):
 
     def from_real(self, coordinates: Tensor) -> Tensor:
         """The tensor with these coordinates, given with or without leading batch axes."""
-        if len(self.shape) == 1 and self.dtype.is_floating_point and self.layout is torch.strided:
-            return coordinates
         lead = coordinates.shape[:-1]
+        if self.layout is torch.strided and self.dtype.is_floating_point:
+            return coordinates if len(self.shape) == 1 else coordinates.reshape((*lead, *self.shape))
         real = coordinates.reshape((*lead, *self.real_shape))
         if str(self.layout).endswith("mkldnn"):  # torch has no public name for it
             return real.to_mkldnn()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import cast
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from covector._chart.layouts import BLOCKED, INDICES, SUPPORTED, ShapeChange, dense, is_sparse, values_of
 from covector._chart.place import Flaw, index
+from covector._lazy import lazy
 
 # torch declares another signature than the one it documents.
 _compressed: Callable[..., Tensor] = torch.sparse_compressed_tensor
@@ -65,7 +65,7 @@ class Pattern:
             return False
         return values_of(tensor).shape == self.values_shape
 
-    @cached_property
+    @lazy
     def positions(self) -> Tensor:
         """Where each of the values stands in the strided tensor, in the shape of the values."""
         if self.layout is torch.sparse_coo:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from covector._chart import AnyPlace, Chart
+from covector._lazy import lazy
 from covector.verify.combined import Probe, Sums
 from covector.verify.directions import weights
 from covector.verify.problem import Problem, Tolerance
@@ -41,7 +41,7 @@ class Alignment:
     axes: Axes
     outputs: tuple[AnyPlace, ...]
 
-    @cached_property
+    @lazy
     def groups(self) -> np.ndarray:
         """The coordinates that are moved together, a row for each group."""
         shape = self.place.real_shape

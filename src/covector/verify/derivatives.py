@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from covector._engine import graph
+from covector._lazy import lazy
 from covector.verify.aligned import Alignment, aligned_agree, by_moving, by_shape
 from covector.verify.combined import Probe, columns_agree
 from covector.verify.compare import Verdict
@@ -83,7 +84,7 @@ class Derivatives:
         """Whether no more was needed than a random combination of the rows."""
         return self.__dict__.get("combined", False) and not self.has_matrix
 
-    @cached_property
+    @lazy
     def combined(self) -> bool:
         """Whether every entry agreed with differences, along a random combination of the outputs."""
         problem, tol = self.problem, self.options.tol
@@ -111,27 +112,27 @@ class Derivatives:
             return False
         return aligned_agree(self.problem, alignments, self.probe, self.options.tol)
 
-    @cached_property
+    @lazy
     def agreed(self) -> bool:
         """Whether the pullback of the random cotangent agreed with differences."""
         return self.combined or (self.probing and self.probed.outcome is Outcome.PASSED)
 
-    @cached_property
+    @lazy
     def probed(self) -> Verdict:
         """The pullback of the random cotangent against differences along random signs."""
         return compare_probe(self.problem, self.reverse, self.probe, self.options.probes, self.options.tol)
 
-    @cached_property
+    @lazy
     def probe(self) -> Probe:
         """The random cotangent and its pullback."""
         return Probe(self._cotangent, self.pulled_coordinates)
 
-    @cached_property
+    @lazy
     def cotangents(self) -> list[Tensor]:
         """One random cotangent, the same for every check."""
         return self.problem.outputs.from_coords(self._given)
 
-    @cached_property
+    @lazy
     def _given(self) -> Tensor:
         """What backwards are given: a copy, because one may write to it."""
         return self._cotangent.clone()
@@ -141,17 +142,17 @@ class Derivatives:
         """Whether no backward has written to the random cotangent, where the tensor shares its memory."""
         return torch.equal(self._given, self._cotangent)
 
-    @cached_property
+    @lazy
     def _cotangent(self) -> Tensor:
         return weights(self.problem.outputs.size, self.options.tol.seed)
 
-    @cached_property
+    @lazy
     def shrunk(self) -> Tensor:
         """The pullback of a cotangent 1024 times smaller, made larger again: if linear, the same bits."""
         small = self.problem.outputs.from_coords(self._cotangent / _SHRINK)
         return self.filled(self.reverse.pull(small)) * _SHRINK
 
-    @cached_property
+    @lazy
     def homogeneous(self) -> bool:
         """Whether the pullback scales with the cotangent."""
         got, expected = self.shrunk, self.pulled_coordinates
@@ -159,17 +160,17 @@ class Derivatives:
             return True
         return self.close(got, expected, expected.abs() + 1)
 
-    @cached_property
+    @lazy
     def opposite(self) -> list[Tensor]:
         """Its negative."""
         return self.problem.outputs.from_coords(-self._cotangent)
 
-    @cached_property
+    @lazy
     def zeros(self) -> list[Tensor]:
         """A cotangent of zero."""
         return self.problem.outputs.from_coords(torch.zeros_like(self._cotangent))
 
-    @cached_property
+    @lazy
     def pulled(self) -> list[Tensor | None]:
         """Its pullback, as the graph gave it."""
         return list(self.reverse.pull(self.cotangents))
@@ -183,12 +184,12 @@ class Derivatives:
         coordinates = self.problem.inputs.to_coords([t.detach() for t in tensors])
         return graph.written_out(coordinates.to(torch.float64))
 
-    @cached_property
+    @lazy
     def forward(self) -> ForwardMap:
         """The derivative by forward mode."""
         return ForwardMap(self.problem)
 
-    @cached_property
+    @lazy
     def forward_matrix(self) -> Matrix:
         """The Jacobian by forward mode."""
         return forward_matrix(self.problem, self.forward)
@@ -202,7 +203,7 @@ class Derivatives:
         coordinates = self.problem.outputs.to_coords([t.detach() for t in tensors])
         return graph.written_out(coordinates.to(torch.float64))
 
-    @cached_property
+    @lazy
     def pulled_coordinates(self) -> Tensor:
         """The pullback of the random cotangent, in coordinates."""
         return self.filled(self.pulled)
@@ -211,7 +212,7 @@ class Derivatives:
         """Gradients in coordinates, zeros where there is none."""
         return self.coordinates(self.reverse.filled(pulled))
 
-    @cached_property
+    @lazy
     def matrix(self) -> Matrix:
         """The Jacobian by reverse mode, by a loop if the batch disagrees with a single pullback."""
         matrix = reverse_matrix(self.problem, self.reverse)

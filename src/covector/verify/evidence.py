@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
+from covector._lazy import lazy
 from covector.verify.compare import unit
 from covector.verify.derivatives import Derivatives
 from covector.verify.maps import Matrix, chunk_of, row_sizes
@@ -100,18 +100,18 @@ class Evidence:
             _label(self.outputs, int(self.rows[row])), _label(self.inputs, int(self.columns[column]))
         )
 
-    @cached_property
+    @lazy
     def error(self) -> Tensor:
         """How far the two are apart."""
         return (self.analytic - self.numeric).abs()
 
-    @cached_property
+    @lazy
     def allowed(self) -> Tensor:
         """What the entry rule allows."""
         atols = self.tol.atols
         return (atols[:, None] if isinstance(atols, Tensor) else atols) + self.tol.rtol * self.numeric.abs()
 
-    @cached_property
+    @lazy
     def bad(self) -> Tensor:
         """Which entries differ by more than the tolerance and the bound of the numeric side together."""
         return ~(self.error <= self.allowed + self.bound) & self.numeric.isfinite()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from covector._engine import forward, graph
+from covector._lazy import lazy
 from covector._linear import LinearMap, missing_forward_rule
 from covector._tree import Evaluation, flatten
 from covector.errors import ResourceError, UnsupportedError
@@ -188,7 +188,7 @@ class Matrix:
         self.dense = torch.zeros(shape, dtype=torch.float64) if dense is None and not entries else dense
         self._entries = entries
 
-    @cached_property
+    @lazy
     def entries(self) -> Entries:
         """The entries that are not zero."""
         return Entries.joined(self._entries) if self.dense is None else Entries.of(self.dense)

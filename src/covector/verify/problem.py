@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.nn import Parameter
 from covector._chart import Chart, Sampled, ShapeChange, dense, is_sparse, moved, refusal, sampled, values_of
 from covector._engine import graph
 from covector._engine.batch import batched
+from covector._lazy import lazy
 from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
@@ -195,24 +195,24 @@ class Problem:
         """The rounding error of differenced outputs, relative to their size."""
         return _DOUBLE if self._lifted else self.derivative_rounding
 
-    @cached_property
+    @lazy
     def output_names(self) -> list[str]:
         """How a person would write each output."""
         single = isinstance(self._returned, tuple) and len(self._returned) == 1
         names = leaf_paths(self._returned[0] if single else self._returned, "output")
         return [names[i] for i in self.kept]
 
-    @cached_property
+    @lazy
     def input_names(self) -> list[str]:
         """How a person would write each input."""
         return self.arguments.paths(self.caller.function)
 
-    @cached_property
+    @lazy
     def low_precision(self) -> bool:
         """Whether some input or output has fewer digits than a difference needs."""
         return any(place.dtype not in _PRECISE for place in (*self.inputs.places, *self.outputs.places))
 
-    @cached_property
+    @lazy
     def derivative_rounding(self) -> float:
         """The rounding error of a derivative, relative to its size: also that of a cast on the way."""
         return max(self._eps(self.inputs, self.outputs), graph.coarsest_dtype_eps(self.graph_outputs))
@@ -401,7 +401,7 @@ class Problem:
             made = (here + wanted) - here
             return np.where(made * wanted > 0, made, wanted)
 
-    @cached_property
+    @lazy
     def _scale(self) -> np.ndarray:
         scale = np.fmax(abs(self.point.numpy()), 1.0)  # of NaN and 1 it is 1
         return np.where(scale < np.inf, scale, 1.0)
@@ -433,7 +433,7 @@ class Problem:
         with np.errstate(all="ignore"):
             return 0.5 * (plus - minus)
 
-    @cached_property
+    @lazy
     def known(self) -> Tensor:
         """The coordinates of the outputs at the point itself."""
         return self.outputs.to_coords([t.detach() for t in self.graph_outputs]).to(torch.float64)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
 from covector._engine import graph
+from covector._lazy import lazy
 from covector.verify.derivatives import Derivatives
 from covector.verify.evidence import DIAGNOSIS, Evidence, Part, gather
 from covector.verify.report import Finding
@@ -36,7 +36,7 @@ class Side:
         """How a person would write the tensors."""
         return listed([f"`{part.name}`" for part in self.parts])
 
-    @cached_property
+    @lazy
     def shape(self) -> tuple[int, ...] | None:
         """The shape in real coordinates, if there is one tensor and all of it was looked at."""
         if self.part is None:
@@ -44,7 +44,7 @@ class Side:
         shape = self.part.place.real_shape
         return shape if prod(shape) == self.coordinates.numel() else None
 
-    @cached_property
+    @lazy
     def index(self) -> Tensor | None:
         """The index in the tensor of each coordinate, one row each; None for several, or a sparse one."""
         if (
@@ -62,7 +62,7 @@ class Side:
             flat = flat // size
         return torch.stack(index[::-1], dim=1) if index else torch.zeros(flat.numel(), 0, dtype=torch.int64)
 
-    @cached_property
+    @lazy
     def imaginary(self) -> Tensor:
         """Which coordinates are imaginary parts."""
         result = torch.zeros(self.coordinates.numel(), dtype=torch.bool)
@@ -92,7 +92,7 @@ class Suspect:
         word = "input" if len(self.inputs.parts) == 1 else "inputs"
         return f"{word} {self.inputs.name}" + ("" if self.all_outputs else f" and {self.outputs.name}")
 
-    @cached_property
+    @lazy
     def scale(self) -> float:
         """The largest entry of either side."""
         values = torch.cat([self.analytic.flatten(), self.numeric.flatten()]).abs()
@@ -114,12 +114,12 @@ class Suspect:
         left, before = (self.analytic - expected).abs().max(), (self.analytic - self.numeric).abs().max()
         return bool(left <= 0.1 * before) and self.same(self.analytic, expected)
 
-    @cached_property
+    @lazy
     def support(self) -> Tensor:
         """Where the true derivative is not zero."""
         return self.numeric.abs() > 4 * self.slack
 
-    @cached_property
+    @lazy
     def active(self) -> Tensor:
         """Which columns have a derivative to be wrong about."""
         return (self.support | (self.analytic.abs() > 4 * self.slack)).any(0)
@@ -133,18 +133,18 @@ class Case:
     finding: Finding
     mode: str
 
-    @cached_property
+    @lazy
     def evidence(self) -> Evidence:
         """Both Jacobians, within the budget of a diagnosis."""
         return gather(self.derivatives, self.mode, self.finding.mismatches, DIAGNOSIS)
 
-    @cached_property
+    @lazy
     def suspects(self) -> tuple[Suspect, ...]:
         """One for each input with wrong entries."""
         parts = [_suspect(self.evidence, part) for part in self.evidence.inputs]
         return tuple(suspect for suspect in parts if suspect is not None)
 
-    @cached_property
+    @lazy
     def readable(self) -> bool:
         """Whether there are entries to look at; the function may not let itself be run again."""
         try:
@@ -152,7 +152,7 @@ class Case:
         except Exception:
             return False
 
-    @cached_property
+    @lazy
     def of_zero(self) -> Tensor | None:
         """The pullback of a cotangent of zero, on the columns of the evidence."""
         if self.mode != "reverse mode":
@@ -164,7 +164,7 @@ class Case:
         """Whether what is differentiated is the backward of a function."""
         return self.derivatives.problem.caller.verb == "gradgradcheck"
 
-    @cached_property
+    @lazy
     def rule(self) -> str:
         """What computes the derivative, as a person would call it."""
         if not graph.custom_functions(self.derivatives.problem.graph_outputs):

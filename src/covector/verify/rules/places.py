@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from covector._lazy import lazy
 from covector.verify.rules.found import Found, how
 from covector.verify.suspects import Case, Side, Suspect, listed
 
@@ -32,7 +32,7 @@ class _Places:
         """The shape of the tensor."""
         return () if self.side.part is None else self.side.part.shape
 
-    @cached_property
+    @lazy
     def wrong(self) -> list[list[int]]:
         """The indices of the wrong elements."""
         return self.index[self.bad].unique(dim=0).tolist()
