@@ -21,7 +21,8 @@ from covector._chart import AnyPlace, Chart
 from covector._lazy import lazy
 from covector.verify.combined import Probe, Sums
 from covector.verify.directions import weights
-from covector.verify.problem import Problem, Tolerance
+from covector.verify.problem import Problem
+from covector.verify.tolerance import Tolerance
 
 # The share of the largest change of an output below which an element counts as not moved.
 _UNMOVED = 1e-6

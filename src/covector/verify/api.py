@@ -5,38 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
-from covector._chart import Chart, Sampled, kind_of, overlaps, refusal
-from covector._engine import graph, reverse
+from covector._chart import Sampled
 from covector._engine.levels import EagerTensors
-from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, select
+from covector._tree import Argnames, Argnums, Arguments
 from covector.errors import (
     ArgumentTypeError,
-    ArgumentValueError,
     Caller,
     CovectorError,
     GradcheckError,
-    OptionError,
     PrecisionWarning,
     warn,
 )
 from covector.transforms._door import summary
-from covector.transforms.module import as_function
 from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
 from covector.verify.diagnose import diagnosed
+from covector.verify.door import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.exhibit import Source
 from covector.verify.maps import missing_kernel
-from covector.verify.problem import NAMED, Problem, Tolerance, is_differentiable, quiet
+from covector.verify.problem import Problem, quiet
 from covector.verify.report import Finding, Outcome, Report
 from covector.verify.reproduce import Call, code
+from covector.verify.second import backward_of, random_cotangents
+from covector.verify.tolerance import NAMED, Tolerance
 
 
 def check(
@@ -119,20 +116,20 @@ def check(
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
     )
-    _checked("check", options)
-    caller = _caller("check", func)
+    checked("check", options)
+    caller = caller_of("check", func)
     if kwargs is not None and not isinstance(kwargs, dict):
         raise ArgumentTypeError(
             f"{caller}: kwargs must be a dict, got {summary(kwargs)}. Several inputs go into one tuple: "
             "check(f, (a, b))."
         )
     if isinstance(func, Module):
-        caller, arguments = _module_call(func, inputs, kwargs)
+        caller, arguments = module_call(func, inputs, kwargs)
     else:
-        arguments = _arguments(caller, inputs, kwargs, argnums, argnames)
+        arguments = arguments_of(caller, inputs, kwargs, argnums, argnames)
     chosen = {"argnums": argnums, "argnames": argnames}
     extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
-    return _report(caller, arguments, options, Call("check", func, _as_tuple(inputs), kwargs or {}, extra))
+    return _report(caller, arguments, options, Call("check", func, as_tuple(inputs), kwargs or {}, extra))
 
 
 def gradcheck(
@@ -184,10 +181,10 @@ def gradcheck(
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
     )
-    caller = _caller("gradcheck", func)
-    _checked("gradcheck", options)
-    call = Call("gradcheck", func, _as_tuple(inputs))
-    return _answer(_report(caller, _arguments(caller, inputs), options, call), raise_exception)
+    caller = caller_of("gradcheck", func)
+    checked("gradcheck", options)
+    call = Call("gradcheck", func, as_tuple(inputs))
+    return _answer(_report(caller, arguments_of(caller, inputs), options, call), raise_exception)
 
 
 def gradgradcheck(
@@ -239,16 +236,16 @@ def gradgradcheck(
         dtypes=check_grad_dtypes,
         batched=check_batched_grad,
     )
-    caller = _caller("gradgradcheck", func)
-    _checked("gradgradcheck", options)
-    given = _as_tuple(inputs)
+    caller = caller_of("gradgradcheck", func)
+    checked("gradgradcheck", options)
+    given = as_tuple(inputs)
     with unchanged(func):
-        first = Problem(caller, _arguments(caller, given), masked=options.masked)
-        cotangents = _as_tuple(grad_outputs)
+        first = Problem(caller, arguments_of(caller, given), masked=options.masked)
+        cotangents = as_tuple(grad_outputs)
         if grad_outputs is None:
-            cotangents = _random_cotangents(first, gen_non_contig_grad_outputs, seed)
-        backward = Caller("gradgradcheck", _backward(first, len(given)))
-        arguments = _arguments(backward, (*given, *cotangents))
+            cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
+        backward = Caller("gradgradcheck", backward_of(first, len(given)))
+        arguments = arguments_of(backward, (*given, *cotangents))
         extra = () if grad_outputs is None else ("grad_outputs=grad_outputs",)
         scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
         call = Call("gradgradcheck", func, given, {}, extra + scattered)
@@ -261,128 +258,6 @@ def gradgradcheck(
                 caller, first, code(call, options, by_name=first.closes_over), missing, error
             )
     return _answer(report, raise_exception)
-
-
-def _caller(verb: str, func: Any) -> Caller:
-    if not callable(func):
-        raise ArgumentTypeError(
-            f"{verb}: the first argument must be a function, got {summary(func)}. "
-            f"Write {verb}(f, x), not {verb}(f(x), x)."
-        )
-    return Caller(verb, func)
-
-
-def _checked(verb: str, options: Options) -> Options:
-    """The options, if they do not exclude each other."""
-    forward, reverse = (
-        ("check_fwd_over_rev", "check_rev_over_rev")
-        if verb == "gradgradcheck"
-        else ("check_forward_ad", "check_backward_ad")
-    )
-    if not (options.forward or options.reverse):
-        raise OptionError(f"{verb}: nothing to check: set {forward} or {reverse}.")
-    if options.batched and not options.reverse:
-        raise OptionError(f"{verb}: check_batched_grad needs {reverse}.")
-    if options.batched_forward and not options.forward:
-        raise OptionError(f"{verb}: check_batched_forward_grad needs {forward}.")
-    tol = options.tol
-    if tol.kinks not in ("fail", "pass"):
-        raise ArgumentValueError(f"{verb}: kinks must be 'fail' or 'pass', got {tol.kinks!r}.")
-    _check_number(verb, "eps", tol.eps, positive=True)
-    for name, value in (("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol)):
-        _check_number(verb, name, value, positive=False)
-    for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
-    if not isinstance(tol.seed, int):
-        raise ArgumentTypeError(f"{verb}: seed must be an int, got {tol.seed!r}.")
-    return options
-
-
-def _check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{verb}: {name} must be a number, got {value!r} ({type(value).__name__}).")
-    if not (0 < value < float("inf") if positive else value >= 0):
-        expected = "positive and finite" if positive else "zero or positive"
-        raise ArgumentValueError(f"{verb}: {name} must be {expected}, got {value!r}.")
-
-
-def _as_tuple(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-
-
-def _requires_grad(leaf: Any) -> bool:
-    return is_differentiable(leaf) and leaf.requires_grad
-
-
-def _arguments(
-    caller: Caller,
-    inputs: Any,
-    kwargs: dict[str, Any] | None = None,
-    argnums: Argnums | None = None,
-    argnames: Argnames = None,
-) -> Arguments:
-    """The call's arguments, with what is to be checked marked."""
-    args = _as_tuple(inputs)
-    if argnums is not None or argnames is not None:
-        arguments = select(caller, args, kwargs or {}, 0 if argnums is None else argnums, argnames)
-        if not arguments.only(is_differentiable).chosen:
-            raise ArgumentTypeError(
-                f"{caller}: what argnums and argnames select holds no floating-point or complex tensor: "
-                f"{_kinds(caller, arguments)}."
-            )
-    else:
-        arguments = Arguments(args, kwargs or {})
-        arguments.select(arguments.slots, single=False).only(_requires_grad)
-    if not arguments.chosen:
-        raise ArgumentValueError(
-            f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
-            "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
-            f"complex.{_hint(caller, arguments)}"
-        )
-    for position, tensor in enumerate(arguments.primals()):
-        if (reason := refusal(tensor)) is not None:
-            raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
-        if overlaps(tensor):
-            raise ArgumentValueError(
-                f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (it has a "
-                "stride of 0), so one cannot be moved without the others. Pass its .contiguous()."
-            )
-    return arguments
-
-
-def _module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> tuple[Caller, Arguments]:
-    """A module as a function of its parameters and its inputs, the parameters all to be checked."""
-    function, params = as_function(module)
-    arguments = Arguments((params, *_as_tuple(inputs)), kwargs or {})
-    arguments.select(arguments.slots, single=False)
-    ours = {id(value) for value in params.values()}
-    arguments.only(lambda leaf: is_differentiable(leaf) and (id(leaf) in ours or leaf.requires_grad))
-    return Caller("check", function), arguments
-
-
-def _hint(caller: Caller, arguments: Arguments) -> str:
-    """What else may be the matter with a call in which nothing requires grad."""
-    closed = [type(leaf).__name__ for leaf in arguments.leaves if is_dataclass(leaf)]
-    if closed:
-        return (
-            f" {closed[0]} is not a registered pytree, so the tensors in it are not seen: call "
-            f"torch.export.register_dataclass({closed[0]}) once."
-        )
-    if isinstance(caller.function, Module) and caller.verb != "check":
-        return " To check a module by its parameters, use check."
-    return ""
-
-
-def _kinds(caller: Caller, arguments: Arguments) -> str:
-    """Each leaf of a call, and what it is."""
-    arguments.select(arguments.slots, single=False)
-    kinds = [
-        f"{kind_of(leaf)} without grad" if isinstance(leaf, Tensor) else type(leaf).__name__
-        for leaf in arguments.leaves
-    ]
-    named = zip(arguments.paths(caller.function), kinds, strict=True)
-    return "; ".join(f"{name} is {kind}" for name, kind in named) or "there are none"
 
 
 @contextmanager
@@ -486,53 +361,3 @@ def _answer(report: Report, raise_exception: bool) -> bool:
     if raise_exception:
         raise GradcheckError(str(report), report) from report.cause
     return False
-
-
-def _backward(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...]]:
-    """The backward of a problem's function: inputs and cotangents to gradients."""
-    chosen = problem.arguments.chosen
-
-    def run(leaves: list[Any]) -> Evaluation:
-        args, kwargs = problem.arguments.rebuild(leaves)
-        outputs, spec = flatten(problem.caller.function(*args, **kwargs))
-        return Evaluation([outputs[i] for i in problem.kept], spec, [], None)
-
-    def pull(*args: Any) -> tuple[Tensor, ...]:
-        leaves = flatten(args[:count])[0]
-        return tuple(reverse.record(run, leaves, chosen).pull(args[count:]))
-
-    def pull_in_place(*args: Any) -> tuple[Tensor, ...]:
-        leaves = flatten(args[:count])[0]
-        variables = [leaves[i] for i in chosen]
-        with torch.enable_grad():
-            outputs = run(leaves).outputs
-            pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)
-        return tuple(
-            torch.zeros_like(variable) if value is None else value
-            for variable, value in zip(variables, pulled, strict=True)
-        )
-
-    return pull_in_place if problem.closes_over else pull
-
-
-def _random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
-    """Random cotangents for each differentiable output, on request not contiguous."""
-    generator = torch.Generator().manual_seed(seed)
-    outputs = problem.graph_outputs if problem.differentiable else []
-    places = Chart.around(outputs, masked=problem.masked, is_output=True).places
-    drawn = [(place, place.random(generator)) for place in places]
-    return tuple(
-        (_scattered(value) if scattered and place.has_strides else value).requires_grad_()
-        for place, value in drawn
-    )
-
-
-def _scattered(value: Tensor) -> Tensor:
-    """The same numbers, not contiguous."""
-    if value.dim() == 0:
-        return value
-    return (
-        value.movedim(0, -1).contiguous().movedim(-1, 0)
-        if value.dim() > 1
-        else value.repeat_interleave(2)[::2]
-    )

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from covector.verify.problem import Problem, Tolerance
+from covector.verify.problem import Problem
+from covector.verify.tolerance import Tolerance
 
 # The share of an entry's tolerance that a sum over a column may be off by.
 _FRACTION = 0.02

@@ -17,8 +17,9 @@ from covector.verify.compare import Verdict
 from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
 from covector.verify.probes import compare_probe
-from covector.verify.problem import NotBatchable, Problem, Tolerance, within
+from covector.verify.problem import NotBatchable, Problem
 from covector.verify.report import Outcome
+from covector.verify.tolerance import Tolerance, within
 
 # Below this many numbers to compute, every column is differenced even in fast mode: it takes no longer.
 _FEW_NUMBERS = 1 << 13

@@ -19,8 +19,9 @@ from covector._lazy import lazy
 from covector.verify.compare import unit
 from covector.verify.derivatives import Derivatives
 from covector.verify.maps import Matrix, chunk_of, row_sizes
-from covector.verify.problem import Problem, Tolerance
+from covector.verify.problem import Problem
 from covector.verify.report import Entry, Mismatch
+from covector.verify.tolerance import Tolerance
 
 
 @dataclass(frozen=True)

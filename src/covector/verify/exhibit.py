@@ -16,9 +16,10 @@ from torch import Tensor
 
 from covector.verify.derivatives import Derivatives
 from covector.verify.evidence import PAGE, Evidence, Part, gather
-from covector.verify.problem import Tolerance, quiet
+from covector.verify.problem import quiet
 from covector.verify.report import Finding, Mismatch, Outcome
 from covector.verify.scan import Scan, scan
+from covector.verify.tolerance import Tolerance
 
 # Cells of all heat maps together; the sides of one map; entries around a suspect; suspects scanned.
 _CELLS = 24_000

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from covector.verify.problem import Tolerance
 from covector.verify.scan import Scan
+from covector.verify.tolerance import Tolerance
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 36

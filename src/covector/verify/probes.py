@@ -17,9 +17,10 @@ from covector.verify.combined import Probe
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import random_signs
 from covector.verify.maps import ForwardMap, ReverseMap
-from covector.verify.problem import Problem, Tolerance
+from covector.verify.problem import Problem
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
+from covector.verify.tolerance import Tolerance
 
 # How many suspicious pairs are narrowed down.
 _LOCATED = 3

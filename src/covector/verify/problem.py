@@ -10,27 +10,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from covector._chart import Chart, Sampled, ShapeChange, dense, is_sparse, moved, refusal, sampled, values_of
+from covector._chart import Chart, Sampled, ShapeChange, is_sparse, moved, refusal, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._lazy import lazy
 from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
+from covector.verify.stand_ins import doubled, filled, guarded, is_differentiable, same_bits, shifted
+from covector.verify.tolerance import HasRows, Tolerance
 
 # A batch of evaluations holds at most this many numbers of input and output.
 _BATCH_NUMBERS = 1 << 21
-
-# How many wrong entries a report names.
-NAMED = 8
 
 # Next to the point, values may be off their mean by curvature; by more than this, the function may be one
 # that gives another value each time; by more than that, it jumps, or its batches are wrong.
@@ -39,43 +38,6 @@ _JUMP = 1e-3
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = (torch.float64, torch.complex128)
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The entry rule, the step of the first look, and what to make of a kink or of a wrong entry."""
-
-    atol: float
-    rtol: float
-    eps: float
-    kinks: str = "fail"
-    seed: int = 0
-    named: int = NAMED
-    """How many entries that are wrong are looked for."""
-    slack: Tensor | float = 0.0
-    """What rounding in low precision may add to atol: the same for all entries, or one for each output."""
-
-    @property
-    def atols(self) -> Tensor | float:
-        """Atol with the slack of each output."""
-        return self.atol + self.slack
-
-    def allowed(self, row: int, value: float) -> float:
-        """How far the derivative of one output may be from this value."""
-        slack = float(self.slack[row]) if isinstance(self.slack, Tensor) else self.slack
-        return self.atol + slack + self.rtol * abs(value)
-
-
-def within(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> bool:
-    """Whether |got - expected| <= atol + rtol |expected| everywhere.
-
-    Coordinates are compared in NumPy: on small arrays it takes half the time of torch.
-    """
-    if got.size == 0:
-        return True
-    with np.errstate(all="ignore"):
-        error = abs(got - expected)
-        return bool(error.max() <= atol) or bool((error - rtol * abs(expected)).max() <= atol)
 
 
 class Impure(Exception):
@@ -89,18 +51,6 @@ class Impure(Exception):
 
 class NotBatchable(Exception):
     """The function can be evaluated at one point at a time only, and a batch was asked for."""
-
-
-class HasRows(Protocol):
-    """A derivative that knows how large its rows are."""
-
-    def row_sizes(self) -> Tensor:
-        """The largest entry of each row, without its sign."""
-
-
-def is_differentiable(leaf: Any) -> bool:
-    """Whether a leaf is a tensor that a derivative can be taken of."""
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 class Problem:
@@ -140,7 +90,7 @@ class Problem:
         ]
         self._others = list(arguments.leaves)
         for index in set(range(len(self._others))) - set(arguments.chosen):
-            self._others[index] = _guarded(self._others[index])
+            self._others[index] = guarded(self._others[index])
         try:
             returned = self._record()
         except RuntimeError as error:
@@ -235,8 +185,8 @@ class Problem:
         if self.closes_over:
             return
         try:
-            others = [_double(leaf) for leaf in self._others]
-            primals = [_double(variable.detach()) for variable in self.variables]
+            others = [doubled(leaf) for leaf in self._others]
+            primals = [doubled(variable.detach()) for variable in self.variables]
             with torch.no_grad():
                 leaves, _ = flatten(self.call(primals, others))
             kept = [leaves[i] for i in self.kept]
@@ -322,12 +272,12 @@ class Problem:
         away = [moved(tensor) for tensor in self.originals]
         with torch.no_grad(), shifted(self.originals, away):
             there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
-        return not all(map(_same, [t.detach() for t in outputs], [t.detach() for t in there]))
+        return not all(map(same_bits, [t.detach() for t in outputs], [t.detach() for t in there]))
 
     def _captures(self) -> bool:
         """Whether one of the caller's tensors stands in the closure of the function."""
         cells = getattr(self.caller.function, "__closure__", None) or ()
-        held = {id(cell.cell_contents) for cell in cells if _filled(cell)}
+        held = {id(cell.cell_contents) for cell in cells if filled(cell)}
         return any(id(tensor) in held for tensor in self.originals)
 
     def mutated(self) -> list[str]:
@@ -335,7 +285,7 @@ class Problem:
         if self.closes_over:
             return []
         pairs = enumerate(zip(self.originals, self.variables, strict=True))
-        return [self.input_names[i] for i, (was, now) in pairs if not _same(was.detach(), now.detach())]
+        return [self.input_names[i] for i, (was, now) in pairs if not same_bits(was.detach(), now.detach())]
 
     # Evaluations of the kept outputs, as coordinates.
 
@@ -498,46 +448,5 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """The caller's tensors hold other values inside, and exactly their own again afterwards."""
-    held = [values_of(tensor.data) for tensor in tensors]
-    kept = [numbers.clone() for numbers in held]
-    try:
-        for numbers, value in zip(held, values, strict=True):
-            numbers.copy_(values_of(value))
-        yield
-    finally:
-        for numbers, value in zip(held, kept, strict=True):
-            numbers.copy_(value)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, NaN included."""
-    a, b = dense(a), dense(b)
-    if a.dtype is torch.complex32:  # for which torch has no comparison
-        a, b = a.to(torch.complex64), b.to(torch.complex64)
-    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
 def _is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and is_sparse(leaf)
-
-
-def _filled(cell: Any) -> bool:
-    """Whether a cell of a closure has been given its value."""
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _guarded(leaf: Any) -> Any:
-    """A leaf that is not differentiated: the function gets a copy, in case it writes to it."""
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _double(leaf: Any) -> Any:
-    if not is_differentiable(leaf):
-        return leaf
-    return leaf.to(torch.complex128 if leaf.is_complex() else torch.float64)

@@ -15,7 +15,7 @@ from torch import Tensor
 from covector._chart import is_strided
 from covector._tree import parameter_names
 from covector.verify.derivatives import Options
-from covector.verify.problem import Tolerance
+from covector.verify.tolerance import Tolerance
 
 _WIDTH = 96
 

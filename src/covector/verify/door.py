@@ -1,0 +1,141 @@
+"""What comes in: the options and the inputs of a check, looked at before any work."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from covector._chart import kind_of, overlaps, refusal
+from covector._tree import Argnames, Argnums, Arguments, select
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
+from covector.transforms._door import summary
+from covector.transforms.module import as_function
+from covector.verify.derivatives import Options
+from covector.verify.stand_ins import is_differentiable
+
+
+def caller_of(verb: str, func: Any) -> Caller:
+    """The function, with the verb that it was given to."""
+    if not callable(func):
+        raise ArgumentTypeError(
+            f"{verb}: the first argument must be a function, got {summary(func)}. "
+            f"Write {verb}(f, x), not {verb}(f(x), x)."
+        )
+    return Caller(verb, func)
+
+
+def checked(verb: str, options: Options) -> Options:
+    """The options, if they do not exclude each other."""
+    forward, reverse = (
+        ("check_fwd_over_rev", "check_rev_over_rev")
+        if verb == "gradgradcheck"
+        else ("check_forward_ad", "check_backward_ad")
+    )
+    if not (options.forward or options.reverse):
+        raise OptionError(f"{verb}: nothing to check: set {forward} or {reverse}.")
+    if options.batched and not options.reverse:
+        raise OptionError(f"{verb}: check_batched_grad needs {reverse}.")
+    if options.batched_forward and not options.forward:
+        raise OptionError(f"{verb}: check_batched_forward_grad needs {forward}.")
+    tol = options.tol
+    if tol.kinks not in ("fail", "pass"):
+        raise ArgumentValueError(f"{verb}: kinks must be 'fail' or 'pass', got {tol.kinks!r}.")
+    _check_number(verb, "eps", tol.eps, positive=True)
+    for name, value in (("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol)):
+        _check_number(verb, name, value, positive=False)
+    for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
+    if not isinstance(tol.seed, int):
+        raise ArgumentTypeError(f"{verb}: seed must be an int, got {tol.seed!r}.")
+    return options
+
+
+def _check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{verb}: {name} must be a number, got {value!r} ({type(value).__name__}).")
+    if not (0 < value < float("inf") if positive else value >= 0):
+        expected = "positive and finite" if positive else "zero or positive"
+        raise ArgumentValueError(f"{verb}: {name} must be {expected}, got {value!r}.")
+
+
+def as_tuple(inputs: Any) -> tuple[Any, ...]:
+    """Positional arguments: one by itself, or a sequence of them."""
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def _requires_grad(leaf: Any) -> bool:
+    return is_differentiable(leaf) and leaf.requires_grad
+
+
+def arguments_of(
+    caller: Caller,
+    inputs: Any,
+    kwargs: dict[str, Any] | None = None,
+    argnums: Argnums | None = None,
+    argnames: Argnames = None,
+) -> Arguments:
+    """The call's arguments, with what is to be checked marked."""
+    args = as_tuple(inputs)
+    if argnums is not None or argnames is not None:
+        arguments = select(caller, args, kwargs or {}, 0 if argnums is None else argnums, argnames)
+        if not arguments.only(is_differentiable).chosen:
+            raise ArgumentTypeError(
+                f"{caller}: what argnums and argnames select holds no floating-point or complex tensor: "
+                f"{_kinds(caller, arguments)}."
+            )
+    else:
+        arguments = Arguments(args, kwargs or {})
+        arguments.select(arguments.slots, single=False).only(_requires_grad)
+    if not arguments.chosen:
+        raise ArgumentValueError(
+            f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
+            "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
+            f"complex.{_hint(caller, arguments)}"
+        )
+    for position, tensor in enumerate(arguments.primals()):
+        if (reason := refusal(tensor)) is not None:
+            raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
+        if overlaps(tensor):
+            raise ArgumentValueError(
+                f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (it has a "
+                "stride of 0), so one cannot be moved without the others. Pass its .contiguous()."
+            )
+    return arguments
+
+
+def module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> tuple[Caller, Arguments]:
+    """A module as a function of its parameters and its inputs, the parameters all to be checked."""
+    function, params = as_function(module)
+    arguments = Arguments((params, *as_tuple(inputs)), kwargs or {})
+    arguments.select(arguments.slots, single=False)
+    ours = {id(value) for value in params.values()}
+    arguments.only(lambda leaf: is_differentiable(leaf) and (id(leaf) in ours or leaf.requires_grad))
+    return Caller("check", function), arguments
+
+
+def _hint(caller: Caller, arguments: Arguments) -> str:
+    """What else may be the matter with a call in which nothing requires grad."""
+    closed = [type(leaf).__name__ for leaf in arguments.leaves if is_dataclass(leaf)]
+    if closed:
+        return (
+            f" {closed[0]} is not a registered pytree, so the tensors in it are not seen: call "
+            f"torch.export.register_dataclass({closed[0]}) once."
+        )
+    if isinstance(caller.function, Module) and caller.verb != "check":
+        return " To check a module by its parameters, use check."
+    return ""
+
+
+def _kinds(caller: Caller, arguments: Arguments) -> str:
+    """Each leaf of a call, and what it is."""
+    arguments.select(arguments.slots, single=False)
+    kinds = [
+        f"{kind_of(leaf)} without grad" if isinstance(leaf, Tensor) else type(leaf).__name__
+        for leaf in arguments.leaves
+    ]
+    named = zip(arguments.paths(caller.function), kinds, strict=True)
+    return "; ".join(f"{name} is {kind}" for name, kind in named) or "there are none"

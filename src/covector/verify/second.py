@@ -1,0 +1,64 @@
+"""The backward of a function as a function: what a check of second derivatives looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._chart import Chart
+from covector._engine import graph, reverse
+from covector._tree import Evaluation, flatten
+from covector.verify.problem import Problem
+
+
+def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...]]:
+    """The backward of a problem's function: inputs and cotangents to gradients."""
+    chosen = problem.arguments.chosen
+
+    def run(leaves: list[Any]) -> Evaluation:
+        args, kwargs = problem.arguments.rebuild(leaves)
+        outputs, spec = flatten(problem.caller.function(*args, **kwargs))
+        return Evaluation([outputs[i] for i in problem.kept], spec, [], None)
+
+    def pull(*args: Any) -> tuple[Tensor, ...]:
+        leaves = flatten(args[:count])[0]
+        return tuple(reverse.record(run, leaves, chosen).pull(args[count:]))
+
+    def pull_in_place(*args: Any) -> tuple[Tensor, ...]:
+        leaves = flatten(args[:count])[0]
+        variables = [leaves[i] for i in chosen]
+        with torch.enable_grad():
+            outputs = run(leaves).outputs
+            pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)
+        return tuple(
+            torch.zeros_like(variable) if value is None else value
+            for variable, value in zip(variables, pulled, strict=True)
+        )
+
+    return pull_in_place if problem.closes_over else pull
+
+
+def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
+    """Random cotangents for each differentiable output, on request not contiguous."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = problem.graph_outputs if problem.differentiable else []
+    places = Chart.around(outputs, masked=problem.masked, is_output=True).places
+    drawn = [(place, place.random(generator)) for place in places]
+    return tuple(
+        (_scattered(value) if scattered and place.has_strides else value).requires_grad_()
+        for place, value in drawn
+    )
+
+
+def _scattered(value: Tensor) -> Tensor:
+    """The same numbers, not contiguous."""
+    if value.dim() == 0:
+        return value
+    return (
+        value.movedim(0, -1).contiguous().movedim(-1, 0)
+        if value.dim() > 1
+        else value.repeat_interleave(2)[::2]
+    )

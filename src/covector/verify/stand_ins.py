@@ -1,0 +1,59 @@
+"""Tensors that stand in for the caller's, so that nothing of the caller's changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector._chart import dense, values_of
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that a derivative can be taken of."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+@contextmanager
+def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """The caller's tensors hold other values inside, and exactly their own again afterwards."""
+    held = [values_of(tensor.data) for tensor in tensors]
+    kept = [numbers.clone() for numbers in held]
+    try:
+        for numbers, value in zip(held, values, strict=True):
+            numbers.copy_(values_of(value))
+        yield
+    finally:
+        for numbers, value in zip(held, kept, strict=True):
+            numbers.copy_(value)
+
+
+def guarded(leaf: Any) -> Any:
+    """A leaf that is not differentiated: the function gets a copy, in case it writes to it."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def doubled(leaf: Any) -> Any:
+    """A leaf in double precision, if it has a precision."""
+    if not is_differentiable(leaf):
+        return leaf
+    return leaf.to(torch.complex128 if leaf.is_complex() else torch.float64)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN included."""
+    a, b = dense(a), dense(b)
+    if a.dtype is torch.complex32:  # for which torch has no comparison
+        a, b = a.to(torch.complex64), b.to(torch.complex64)
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def filled(cell: Any) -> bool:
+    """Whether a cell of a closure has been given its value."""
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
