@@ -19,7 +19,7 @@ import torch
 
 from covector._chart import AnyPlace, Chart
 from covector._lazy import lazy
-from covector.verify.combined import Probe, Sums
+from covector.verify.combined import Probe, Sum, Sums, step_sizes
 from covector.verify.directions import weights
 from covector.verify.problem import Problem
 from covector.verify.tolerance import Tolerance
@@ -168,29 +168,23 @@ class Piece(NamedTuple):
 
 def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probe: Probe, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, all aligned elements differenced at once."""
-    step = problem.made(problem.steps(tol.eps) * weights(problem.inputs.size, tol.seed + 1).numpy())
-    sums = Sums(problem, probe, step, tol)
     with np.errstate(all="ignore"):
         squares = np.square(probe.cotangent.numpy() * problem.known.numpy())[None]
-    noises = {a.place.start: 4 * problem.rounding * np.sqrt(a.gathered(squares)) for a in alignments}
-    if not all(sums.visible(a.groups, noises[a.place.start]) for a in alignments):
-        return False
+    noise = {a.place.start: 4 * problem.rounding * np.sqrt(a.gathered(squares)) for a in alignments}
+    share = weights(problem.inputs.size, tol.seed + 1).numpy()
 
-    def agree(numeric: list[np.ndarray]) -> bool:
-        pairs = zip(numeric, pieces, strict=True)
-        return all(sums.agree(row, p.groups, noises[p.alignment.place.start]) for row, p in pairs)
+    def take(step: np.ndarray) -> list[np.ndarray]:
+        return _differences(problem, probe, pieces, step)
 
-    for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
-        near = _differences(problem, probe, pieces, step)
-        if agree(near):
+    for eps in step_sizes(problem, tol.eps):
+        sums = Sums(problem, probe, problem.made(problem.steps(eps) * share), tol)
+        if not sums.visible([Sum(a.groups, noise[a.place.start]) for a in alignments]):
             continue
-        if not all(sums.similar(row, piece.groups) for row, piece in zip(near, pieces, strict=True)):
-            return False
-        # What is left may be the error of the difference: a second step takes the larger part of it away.
-        far = _differences(problem, probe, pieces, 2 * step)
-        if not agree([(4 * one - two / 2) / 3 for one, two in zip(near, far, strict=True)]):
-            return False
-    return True
+        for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
+            if not sums.hold([Sum(p.groups, noise[p.alignment.place.start]) for p in pieces], take):
+                return False
+        return True
+    return False
 
 
 def _batches(alignments: Sequence[Alignment], size: int) -> Iterator[list[Piece]]:

@@ -6,8 +6,9 @@ zero. An error that the entry rule allows may show here: what does not agree is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +25,8 @@ _NOISY = 0.5
 # Sums that agree to this share may agree better with a better difference.
 _DIGITS = 1e-3
 
+# How much longer a step is that is taken where rounding would hide an entry.
+_COARSER = 64
 
 Columns: TypeAlias = slice | np.ndarray
 
@@ -36,46 +39,78 @@ class Probe:
     pulled: Tensor
 
 
+class Sum(NamedTuple):
+    """Which columns sums of weighted entries belong to, and how far off rounding may put them."""
+
+    columns: Columns
+    noise: np.ndarray | float
+
+
 class Sums:
     """What sums of weighted entries should be, times the step, and by how much they may be off."""
 
     def __init__(self, problem: Problem, probe: Probe, step: np.ndarray, tol: Tolerance) -> None:
         pulled = probe.pulled.numpy()
+        self.step = step
         with np.errstate(all="ignore"):
-            self.expected = pulled * step
+            self._expected = pulled * step
             # Of x + s and x - s only the first is exact.
             self._rounding = 2 * problem.rounding * abs(problem.point.numpy() * pulled)
         self._allowed = tol.atol * abs(step)
 
-    def visible(self, columns: Columns, noise: np.ndarray | float) -> bool:
-        """Whether one wrong entry would show in each of these columns."""
-        return bool((noise <= _NOISY * self._allowed[columns]).all())
+    def visible(self, of: Sequence[Sum]) -> bool:
+        """Whether one wrong entry would show in each of these sums."""
+        return all((noise <= _NOISY * self._allowed[columns]).all() for columns, noise in of)
 
-    def agree(self, numeric: np.ndarray, columns: Columns, noise: np.ndarray | float) -> bool:
-        """Whether they are, in these columns."""
-        with np.errstate(all="ignore"):
-            off = abs(numeric - self.expected[columns]) - noise - self._rounding[columns]
-            return bool((off <= _FRACTION * self._allowed[columns]).all())
+    def hold(self, of: Sequence[Sum], take: Callable[[np.ndarray], list[np.ndarray]]) -> bool:
+        """Whether these sums, taken from differences with a step, are what they should be."""
+        near = take(self.step)
+        if self._agree(of, near):
+            return True
+        if not self._similar(of, near):
+            return False
+        # What is left may be the error of the difference: a second step takes the larger part of it away.
+        far = take(2 * self.step)
+        return self._agree(of, [(4 * one - two / 2) / 3 for one, two in zip(near, far, strict=True)])
 
-    def similar(self, numeric: np.ndarray, columns: Columns) -> bool:
-        """Whether they are to a few digits."""
+    def _agree(self, of: Sequence[Sum], numeric: list[np.ndarray]) -> bool:
         with np.errstate(all="ignore"):
-            off = abs(numeric - self.expected[columns])
-            return bool((off <= self._allowed[columns] + _DIGITS * abs(numeric)).all())
+            for (columns, noise), value in zip(of, numeric, strict=True):
+                off = abs(value - self._expected[columns]) - noise - self._rounding[columns]
+                if not (off <= _FRACTION * self._allowed[columns]).all():
+                    return False
+        return True
+
+    def _similar(self, of: Sequence[Sum], numeric: list[np.ndarray]) -> bool:
+        with np.errstate(all="ignore"):
+            for (columns, _), value in zip(of, numeric, strict=True):
+                off = abs(value - self._expected[columns])
+                if not (off <= self._allowed[columns] + _DIGITS * abs(value)).all():
+                    return False
+        return True
+
+
+def step_sizes(problem: Problem, eps: float) -> tuple[float, ...]:
+    """The step, and one with less noise, for functions that cannot refuse a point by raising an error."""
+    return (eps, _COARSER * eps) if problem.batchable else (eps,)
 
 
 def columns_agree(problem: Problem, probe: Probe, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, each differenced by itself in batches."""
-    cotangent, step = probe.cotangent.numpy(), problem.steps(tol.eps)
-    sums = Sums(problem, probe, step, tol)
+    cotangent, size = probe.cotangent.numpy(), problem.block_size()
     # Rounding of the outputs, which adds up as independent numbers do.
     noise = 4 * problem.rounding * float(np.linalg.norm(cotangent * problem.known.numpy()))
-    if not sums.visible(slice(None), noise):
-        return False
-    size = problem.block_size()
-    for first in range(0, step.size, size):
-        columns = slice(first, first + size)
-        numeric = problem.column_differences(step, columns, loop=False) @ cotangent
-        if not sums.agree(numeric, columns, noise):
-            return False
-    return True
+
+    def take(step: np.ndarray) -> list[np.ndarray]:
+        return [problem.column_differences(step, columns, loop=False) @ cotangent]
+
+    for eps in step_sizes(problem, tol.eps):
+        sums = Sums(problem, probe, problem.steps(eps), tol)
+        if not sums.visible([Sum(slice(None), noise)]):
+            continue
+        for first in range(0, problem.inputs.size, size):
+            columns = slice(first, first + size)
+            if not sums.hold([Sum(columns, noise)], take):
+                return False
+        return True
+    return False

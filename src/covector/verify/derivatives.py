@@ -89,20 +89,30 @@ class Derivatives:
     def combined(self) -> bool:
         """Whether every entry agreed with differences, along a random combination of the outputs."""
         problem, tol = self.problem, self.options.tol
-        if problem.low_precision or 0 in (problem.inputs.size, problem.outputs.size):
-            return False
         columns, rows = problem.inputs.size, problem.outputs.size
+        if 0 in (columns, rows):
+            return True
+        if problem.low_precision:
+            return False
         numbers = columns * (columns + rows)
-        if numbers > _FEW_NUMBERS and self._aligned(by_shape(problem)):
+        if numbers <= _FEW_NUMBERS and problem.batchable:
+            agree = self._each_column()
+            if problem.batchable:
+                return agree
+        if self._aligned(by_shape(problem)):
             return True
         if self.probing:
             return False
-        if numbers > _FEW_NUMBERS and self._aligned(by_moving(problem, tol)):
+        if self._aligned(by_moving(problem, tol)):
             return True
         if not problem.batchable or (numbers > _MANY_NUMBERS and rows < 2 * columns):
             return False
+        return self._each_column()
+
+    def _each_column(self) -> bool:
+        """Whether all entries agreed with differences, every column moved by itself in batches."""
         try:
-            return columns_agree(problem, self.probe, tol)
+            return columns_agree(self.problem, self.probe, self.options.tol)
         except NotBatchable:
             return False
 
