@@ -15,14 +15,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch.profiler import ProfilerActivity, profile
 
 from covector.bench import one_thread as one_thread
 
 Call = Callable[[], Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ def _peak_memory_here(call: Call) -> float:
         alive += change.nbytes()
         peak = max(peak, alive)
     return float(peak)
+
+
+def resident_peak(call: Callable[[], T]) -> tuple[T, float]:
+    """The result of a call, and how far it raises the resident memory of this process, in bytes.
+
+    The mark that Linux keeps is set back first: it remembers what was done before the call, too. Unlike
+    ru_maxrss it knows nothing of the parent process.
+    """
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    result = call()
+    return result, _status("VmHWM") - before
+
+
+def _status(key: str) -> float:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def _repetitions(call: Call, block: float) -> int:

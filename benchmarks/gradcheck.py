@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import covector
-from benchmarks._measure import Ratio, compare, one_thread
+from benchmarks._measure import Ratio, compare, one_thread, resident_peak
 from benchmarks._table import Row
 
 ROUNDS = 3
@@ -139,15 +139,8 @@ def _peak(function_of: Callable[[], Callable[[Tensor], Tensor]]) -> float:
     check = CHECKERS["ours"]
     check(_wave, (_random(3).requires_grad_(),))  # loads what is loaded late
     function, x = function_of(), _random(4_000).requires_grad_()
-    before = _status("VmRSS")
-    check(function, (x,))
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> float:
-    """A line of /proc/self/status, in bytes; unlike ru_maxrss it knows nothing of the parent process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+    _, peak = resident_peak(lambda: check(function, (x,)))
+    return peak
 
 
 TASKS: dict[str, Callable[[], Iterator[Row]]] = {

@@ -1,7 +1,7 @@
 """`jacobian` against the better of torch's two, under a memory limit, and beside jitted JAX.
 
-The functions are networks with one hidden layer in double precision; torch's mode is the one that is
-faster for that shape, found by trying both.
+The functions are networks in double precision, most with one hidden layer; torch's mode is the one that
+is faster for that shape, found by trying both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from time import process_time
 from typing import Any
 
@@ -17,9 +18,8 @@ import torch
 from torch import Tensor
 
 import covector
-from benchmarks._measure import Ratio, compare, one_thread
+from benchmarks._measure import Ratio, compare, one_thread, resident_peak
 from benchmarks._table import Row
-from benchmarks.gradcheck import _status
 from benchmarks.transforms import X, chain, layer, residuals, waves
 
 SHAPES = [
@@ -28,28 +28,30 @@ SHAPES = [
 ]  # fmt: skip
 HIDDEN = 64
 LIMIT = 500_000_000
-WIDE = 32_768
+WIDE = (3000, 256, 65_536, 256, 3000)
 JAX = "jax"
 
 
 @dataclass(frozen=True)
 class Network:
-    """Two matrices, and the point at which to differentiate."""
+    """A matrix for each layer, and the point at which to differentiate."""
 
-    first: Tensor
-    second: Tensor
+    layers: tuple[Tensor, ...]
     point: Tensor
 
     @classmethod
-    def of(cls, inputs: int, outputs: int, hidden: int = HIDDEN) -> Network:
-        """A network of this shape, the same each time."""
+    def of(cls, *widths: int) -> Network:
+        """A network with layers of these widths, the same each time."""
         generator = torch.Generator().manual_seed(0)
         draw = partial(torch.randn, dtype=torch.float64, generator=generator)
-        return cls(draw(hidden, inputs) / inputs**0.5, draw(outputs, hidden) / hidden**0.5, draw(inputs))
+        layers = [draw(after, before).div_(before**0.5) for before, after in pairwise(widths)]
+        return cls(tuple(layers), draw(widths[0]))
 
     def __call__(self, x: Tensor) -> Tensor:
         """The value of the network."""
-        return torch.tanh(self.second @ torch.tanh(self.first @ x))
+        for matrix in self.layers:
+            x = torch.tanh(matrix @ x)
+        return x
 
 
 def _better(function: Callable[[Tensor], Tensor], point: Tensor) -> Callable[[], Tensor]:
@@ -72,7 +74,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 def shapes() -> Iterator[Row]:
     """Twelve shapes, from wide to tall."""
     for inputs, outputs in SHAPES:
-        network = Network.of(inputs, outputs)
+        network = Network.of(inputs, HIDDEN, outputs)
         ours = partial(_jacobian, network, network.point)
         theirs = _better(network, network.point)
         torch.testing.assert_close(ours(), theirs())
@@ -99,27 +101,31 @@ def products() -> Iterator[Row]:
 
 def memory() -> Iterator[Row]:
     """The peak above the result under a limit, as a share of it; and what the limit costs in time."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        limited, time = pool.apply(_peak_and_time, (LIMIT,))
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        whole, plain = pool.apply(_peak_and_time, (None,))
-    name = f"jacobian 3000 -> 3000 by {WIDE}"
-    yield Row(f"{name}, of limit", "memory", Ratio.of([limited], [LIMIT]), 1.0)
-    yield Row(f"{name}, of whole", "memory", Ratio.of([limited], [whole]), 1.0)
-    yield Row(f"{name}, of whole", "time", Ratio.of([time], [plain]), 1.5)
+    for mode in ("reverse", "forward"):
+        limited, time = _alone(_peak_and_time, mode, LIMIT)
+        whole, plain = _alone(_peak_and_time, mode, None)
+        name = f"jacobian 3000^2 {mode}"
+        yield Row(f"{name}, of limit", "memory", Ratio.of([limited], [LIMIT]), 1.0)
+        yield Row(f"{name}, of whole", "memory", Ratio.of([limited], [whole]), 1.0)
+        yield Row(f"{name}, of whole", "time", Ratio.of([time], [plain]), 1.5)
 
 
-def _peak_and_time(max_memory: int | None) -> tuple[float, float]:
+def _alone(measure: Callable[..., tuple[float, float]], *args: Any) -> tuple[float, float]:
+    """A measurement in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return pool.apply(measure, args)
+
+
+def _peak_and_time(mode: str, max_memory: int | None) -> tuple[float, float]:
     """How far a Jacobian raises the resident memory of this process above its own size, and its time."""
     torch.set_num_threads(1)
     for limit in (None, "1MB"):  # loads what is loaded late
-        covector.jacobian(torch.sin, max_memory=limit)(torch.ones(3))
-    network = Network.of(3000, 3000, WIDE)
-    before = _status("VmRSS")
+        covector.jacobian(torch.sin, mode=mode, max_memory=limit)(torch.ones(3))
+    network = Network.of(*WIDE)
+    jacobian = covector.jacobian(network, mode=mode, max_memory=max_memory)
     start = process_time()
-    result = covector.jacobian(network, max_memory=max_memory)(network.point)
-    seconds = process_time() - start
-    return _status("VmHWM") - before - result.numel() * result.element_size(), seconds
+    result, peak = resident_peak(lambda: jacobian(network.point))
+    return peak - result.numel() * result.element_size(), process_time() - start
 
 
 TASKS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -148,7 +154,7 @@ def report() -> list[dict[str, Any]]:
     print(f"\n{'beside JAX ' + jax.__version__ + ', jit, warm':<34}{'ours / jax':>12}{'quartiles':>14}")
     saved = []
     for inputs, outputs in SHAPES:
-        network = Network.of(inputs, outputs)
+        network = Network.of(inputs, HIDDEN, outputs)
         ratio = compare(partial(_jacobian, network, network.point), _jax_call(jax, network), block=0.05)
         print(
             f"{f'jacobian {inputs} -> {outputs}':<34}{ratio.median:>12.2f}{ratio.low:>8.2f}-{ratio.high:.2f}"
@@ -159,9 +165,7 @@ def report() -> list[dict[str, Any]]:
 
 def _jax_call(jax: Any, network: Network) -> Callable[[], Any]:
     """The same Jacobian by JAX, by whichever of its modes has fewer directions."""
-    first, second, point = (
-        jax.numpy.asarray(t.numpy()) for t in (network.first, network.second, network.point)
-    )
+    first, second, point = (jax.numpy.asarray(t.numpy()) for t in (*network.layers, network.point))
     mode = jax.jacrev if second.shape[0] <= point.shape[0] else jax.jacfwd
     jitted = jax.jit(mode(lambda x: jax.numpy.tanh(second @ jax.numpy.tanh(first @ x))))
     return lambda: jitted(point).block_until_ready()

@@ -1,10 +1,13 @@
 """`max_memory`: what is allowed is kept to, and what cannot be done is refused."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import covector
-from covector._engine.memory import Watch
+from covector._engine.memory import NoZeroProducts, Watch
 from covector.errors import ArgumentTypeError, ArgumentValueError, BudgetError, ResourceError
 from covector.transforms._plan import Budget, in_units, memory_limit
 
@@ -47,6 +50,61 @@ def test_hessian_keeps_to_it_too():
     assert_close(result, covector.hessian(loss)(x))
     assert peak < 2e6
     assert hessian.plan.chunk < 150
+
+
+_MEASURE = """
+import sys
+from pathlib import Path
+import torch, covector
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+def peak_above_result(call):
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    result = call()
+    return status("VmHWM") - before - result.numel() * result.element_size()
+
+torch.set_num_threads(1)
+verb, mode, dtype, limit = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3]), int(sys.argv[4])
+first, second = torch.ones(12_000, 300, dtype=dtype) / 300, torch.ones(280, 12_000, dtype=dtype) / 12_000
+network = lambda x: torch.tanh(second @ torch.tanh(first @ x))
+samples = lambda x: torch.tanh(torch.tanh(x @ first[:, :20].T) @ second.T)
+calls = {
+    "jacobian": (covector.jacobian(network, mode=mode, max_memory=limit), torch.ones(300, dtype=dtype)),
+    "batch_dim": (
+        covector.jacobian(samples, mode=mode, max_memory=limit, batch_dim=0), torch.ones(40, 20, dtype=dtype)
+    ),
+    "hessian": (
+        covector.hessian(lambda x: network(x).pow(2).sum(), mode=mode, max_memory=limit),
+        torch.ones(300, dtype=dtype),
+    ),
+}
+function, x = calls[verb]
+for small in (torch.ones(3), torch.ones(3, 3)):  # loads what is loaded late
+    covector.jacobian(lambda x: small @ x, mode=mode, max_memory="1MB")(torch.ones(3))
+    covector.hessian(lambda x: (small @ x).pow(3).sum(), mode=mode, max_memory="1MB")(torch.ones(3))
+print(peak_above_result(lambda: function(x)), function.plan.chunk)
+"""
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize(
+    ("verb", "dtype"),
+    [("jacobian", "float32"), ("jacobian", "float64"), ("batch_dim", "float64"), ("hessian", "float64")],
+)
+def test_resident_memory_of_a_process_stays_below(verb, dtype, mode):
+    """What the operating system sees, kernels included; in chunks of several directions."""
+    limit = 50_000_000 * (2 if dtype == "float64" else 1)
+    arguments = [verb, mode, dtype, str(limit)]
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, *arguments], capture_output=True, text=True, check=True
+    )
+    peak, chunk = map(int, done.stdout.split())
+    assert peak < limit
+    assert 1 < chunk < 280
 
 
 def test_chunk_size_is_an_upper_bound():
@@ -175,6 +233,38 @@ def test_watch_counts_what_is_alive():
         assert watch.live == 4000
     del kept
     assert watch.live == 0
+
+
+def test_watch_counts_the_copies_that_products_make():
+    """A factor without dense rows or columns is copied by the kernel."""
+    strided = torch.zeros(100, 400)[:, ::2]
+    vector, matrix = torch.ones(200), torch.ones(100, 5)
+    for product in (lambda: strided @ vector, lambda: strided.T @ matrix):
+        with Watch() as watch:
+            result = product()
+        assert watch.peak == strided.numel() * 4 + result.numel() * 4
+        assert watch.live == result.numel() * 4
+    for dense in (torch.zeros(100, 200), torch.zeros(200, 100).T, torch.zeros(100, 400)[:, :200]):
+        with Watch() as watch:
+            result = dense @ vector
+        assert watch.peak == result.numel() * 4
+
+
+def test_products_with_zeros_are_not_computed():
+    """One zero seen as a matrix times something finite is zero; all else is computed as ever."""
+    zeros, ones = torch.zeros(()).expand(40, 30), torch.ones(()).expand(40, 30)
+    v, m = torch.randn(30), torch.randn(30, 5)
+    pairs = [(zeros, v), (zeros, m), (m.T, zeros.T), (zeros.expand(2, 40, 30), m.expand(2, 30, 5)), (ones, m)]
+    for a, b in pairs:
+        expected = a @ b
+        with NoZeroProducts(), Watch() as watch:
+            skipped = a @ b
+        with Watch() as outside, NoZeroProducts():
+            skipped = a @ b
+        assert_close(skipped, expected)
+        assert (outside.peak < watch.peak) == (a is not ones)
+    with NoZeroProducts():
+        assert (zeros @ torch.full((30,), torch.inf)).isnan().all()
 
 
 def test_budget_reckons_with_a_fixed_part():

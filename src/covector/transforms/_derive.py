@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from covector._chart import AnyPlace, Chart, Repeated
 from covector._engine import levels
-from covector._engine.memory import Watch
+from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
@@ -200,7 +202,8 @@ def _by_columns(
     columns = _matrix(forward, inputs, options, pace, like)
     blocks = [[_column_block(stack, place, problem.samples) for place in inputs.places] for stack in columns]
     if problem.samples is not None:
-        _check_columns(problem, forward, blocks, problem.samples)
+        with nullcontext() if pace is None else NoZeroProducts():
+            _check_columns(problem, forward, blocks, problem.samples)
     chunk = options.chunk_size or inputs.size if pace is None else pace.largest
     count = sum(stack.shape[1:].numel() for stack in columns)
     if isinstance(inputs, Repeated):
@@ -274,7 +277,8 @@ class _Sides(NamedTuple):
 
 def _check_samples(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
     """The map does what the matrices of the samples do, which stand by target and source."""
-    sizes = [_total([m.abs().sum(1) for m in column]) for column in zip(*matrices, strict=True)]
+    # A norm, not a sum of absolute values: these would take as much memory as the result.
+    sizes = [_total([vector_norm(m, 1, dim=1) for m in column]) for column in zip(*matrices, strict=True)]
     rows = [_per_sample(tensor, sides.source_axis) for tensor in scattered_like(sides.source)]
     for vectors in telling(rows, sizes):
         products = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from covector._engine.memory import Watch
+from covector._engine.memory import NoZeroProducts, Watch, give_back
 from covector.errors import ArgumentTypeError, ArgumentValueError, BudgetError, Caller
 
 MODES = ("auto", "forward", "reverse")
@@ -126,7 +126,7 @@ def in_units(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-# What kernels borrow for themselves, and what the allocator holds back, is not seen by a watch.
+# What kernels borrow for themselves is not all seen by a watch.
 _SHARE = 0.85
 _MEASURED = 3
 
@@ -142,10 +142,13 @@ class Budget:
         self._allowed = allowed * _SHARE
         self._limit = chunk_size
         self._seen: list[tuple[int, int]] = []
+        self._least = 0.0
         self.largest = 0
 
     def next(self, left: int) -> int:
         """How many directions fit, by what was measured so far."""
+        # Otherwise chunks of various sizes leave gaps behind that add up to more than is allowed.
+        give_back()
         fitting = self._fitting()
         if self._limit is not None:
             fitting = min(fitting, self._limit)
@@ -155,25 +158,26 @@ class Budget:
         return count
 
     def step(self, count: int) -> AbstractContextManager[Any]:
-        """Measure the first chunks."""
-        return self._measured(count) if len(self._seen) < _MEASURED else nullcontext()
+        """Measure the first chunks; none of them spends memory on zeros."""
+        return self._measured(count) if len(self._seen) < _MEASURED else NoZeroProducts()
 
     @contextmanager
     def _measured(self, count: int) -> Iterator[None]:
-        with Watch() as watch:
+        with Watch() as watch, NoZeroProducts():
             yield
         if count:
-            self._seen.append((count, watch.peak))
+            self._seen.append((count, watch.resident))
+            self._least = watch.peak / count
 
     def _fitting(self) -> int:
         if not self._seen:
             return 1
-        count, peak = self._seen[-1]
-        if peak > self._allowed * count:
+        if self._least > self._allowed:
             raise BudgetError(
-                f"{self._caller}: one direction alone needs some {in_units(peak / count)}, and "
+                f"{self._caller}: one direction alone needs some {in_units(self._least)}, and "
                 f"{in_units(max(0.0, self._allowed))} of max_memory can be used for it. Allow more."
             )
+        count, peak = self._seen[-1]
         if len(self._seen) == 1:
             # One direction is not batched, so what it takes says no more than the order of magnitude.
             return max(1, int(self._allowed * count / max(peak, 1) / 2))
