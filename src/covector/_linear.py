@@ -21,6 +21,7 @@ from covector._chart import Chart, Repeated, real_dtype
 from covector._engine import forward, levels, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
+from covector._engine.constants import without_zeros
 from covector._tree import Arguments, Evaluation
 from covector.errors import (
     BatchingWarning,
@@ -255,6 +256,7 @@ class Pushforward(LinearMap):
         super().__init__(caller)
         self._may_go_around = go_around
         self._run = run
+        self._moving_run = without_zeros(run) if forward.nobody_records(arguments.leaves) else run
         self._arguments = arguments
         self._other: Apply | None = None
         self._trusted = False
@@ -278,7 +280,7 @@ class Pushforward(LinearMap):
 
     def _push(self, direction: Tensors) -> forward.Pushed:
         arguments = self._arguments
-        pushed = forward.push(self._run, arguments.leaves, arguments.chosen, direction)
+        pushed = forward.push(self._moving_run, arguments.leaves, arguments.chosen, direction)
         self.evaluation = pushed.evaluation
         self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed

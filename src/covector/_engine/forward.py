@@ -48,6 +48,11 @@ def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Seque
         return _push_on_level(run, inner, chosen, tangents)
 
 
+def nobody_records(leaves: Sequence[Any]) -> bool:
+    """Whether no transform around, no dual level and no graph takes part in what is done with these."""
+    return not (levels.active() or levels.dual_level_open() or _recorded(leaves))
+
+
 def _recorded(leaves: Sequence[Any]) -> bool:
     """Whether reverse mode records what is computed with these."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in leaves)

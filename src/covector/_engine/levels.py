@@ -29,6 +29,12 @@ def active() -> bool:
     return stack.peek_interpreter_stack() is not None
 
 
+def current() -> int | None:
+    """The number of the innermost level that is being run; None outside of all."""
+    innermost = stack.peek_interpreter_stack()
+    return None if innermost is None else innermost.level()
+
+
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
     levels = stack.get_interpreter_stack()
