@@ -256,7 +256,8 @@ class Pushforward(LinearMap):
         super().__init__(caller)
         self._may_go_around = go_around
         self._run = run
-        self._moving_run = without_zeros(run) if forward.nobody_records(arguments.leaves) else run
+        alone = forward.nobody_records(arguments.leaves)
+        self._moving_run = without_zeros(caller.function, run) if alone else run
         self._arguments = arguments
         self._other: Apply | None = None
         self._trusted = False

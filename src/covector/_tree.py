@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -30,13 +31,18 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     """The leaves of a tree, in order, and what is needed to rebuild it."""
     if isinstance(tree, Tensor):
         return [tree], LEAF
-    if type(tree) is tuple and tree and all(isinstance(leaf, Tensor) for leaf in tree):
-        return list(tree), _tuple_of(len(tree))
+    if type(tree) is tuple and tree:
+        for leaf in tree:
+            if not isinstance(leaf, Tensor):
+                break
+        else:
+            return list(tree), tuple_of(len(tree))
     return registry.tree_flatten(tree)
 
 
 @cache
-def _tuple_of(count: int) -> Spec:
+def tuple_of(count: int) -> Spec:
+    """The structure of a tuple of this many leaves."""
     return registry.treespec_tuple([LEAF] * count)
 
 
@@ -89,10 +95,15 @@ class Slot(NamedTuple):
         return unflatten(leaves[self.start : self.stop], self.spec)
 
 
+@cache
+def _leaf_slot(key: int | str, start: int) -> Slot:
+    return Slot(key, start, start + 1, LEAF)
+
+
 class Arguments:
     """The arguments of one call, flat, with the leaves to differentiate singled out."""
 
-    __slots__ = ("_flat", "chosen", "leaves", "selected", "single", "slots")
+    __slots__ = ("chosen", "flat", "leaves", "selected", "single", "slots")
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.leaves: list[Any] = []
@@ -100,14 +111,15 @@ class Arguments:
         self.selected: list[Slot] = []
         self.chosen: list[int] = []
         self.single = False
-        self._flat = not kwargs  # positional tensors and nothing else: no tree has to be rebuilt
-        for key, tree in _keyed(args, kwargs):
+        self.flat = not kwargs  # positional tensors and nothing else: no tree has to be rebuilt
+        keyed: Iterator[tuple[int | str, Any]] = chain(enumerate(args), kwargs.items())
+        for key, tree in keyed:
             start = len(self.leaves)
             if isinstance(tree, Tensor):
                 self.leaves.append(tree)
-                self.slots.append(Slot(key, start, start + 1, LEAF))
+                self.slots.append(_leaf_slot(key, start))
             else:
-                self._flat = False
+                self.flat = False
                 leaves, spec = flatten(tree)
                 self.leaves.extend(leaves)
                 self.slots.append(Slot(key, start, len(self.leaves), spec))
@@ -116,7 +128,8 @@ class Arguments:
         """Mark these arguments as the ones to differentiate; `single` drops the tuple around results."""
         self.selected = slots
         self.single = single
-        self.chosen = [index for slot in slots for index in range(slot.start, slot.stop)]
+        for slot in slots:
+            self.chosen.extend(range(slot.start, slot.stop))
         return self
 
     def primals(self) -> list[Any]:
@@ -126,7 +139,7 @@ class Arguments:
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments with these leaves in place of the original ones."""
-        if self._flat:
+        if self.flat:
             return list(leaves), {}
         args, kwargs = [], {}
         for slot in self.slots:
@@ -140,7 +153,7 @@ class Arguments:
         """One value per leaf to differentiate, arranged like the selected arguments."""
         if self.single and self.selected[0].spec is LEAF:
             return values[0]
-        if self._flat:
+        if self.flat:
             return tuple(values)
         trees, start = [], 0
         for slot in self.selected:
@@ -153,7 +166,7 @@ class Arguments:
         """The same call at other leaves."""
         moved = Arguments.__new__(Arguments)
         moved.leaves, moved.slots, moved.selected = leaves, self.slots, self.selected
-        moved.chosen, moved.single, moved._flat = self.chosen, self.single, self._flat
+        moved.chosen, moved.single, moved.flat = self.chosen, self.single, self.flat
         return moved
 
     def only(self, wanted: Callable[[Any], bool]) -> Arguments:
@@ -169,11 +182,6 @@ class Arguments:
             paths = leaf_paths(slot.take(self.leaves), _slot_name(slot, names))
             path_of.update(zip(range(slot.start, slot.stop), paths, strict=True))
         return [path_of[index] for index in self.chosen]
-
-
-def _keyed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
-    yield from enumerate(args)
-    yield from kwargs.items()
 
 
 def _slot_name(slot: Slot, names: list[str]) -> str:

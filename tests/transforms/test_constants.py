@@ -165,7 +165,7 @@ def test_the_mode_of_a_caller_sees_every_operation():
 
 
 def test_no_symbolic_algebra_is_loaded():
-    """torch's own rules for a constant operand import sympy, on first use."""
+    """The rules of torch for a constant operand import sympy, on first use."""
     program = (
         "import sys, torch, covector; x = torch.ones(3); "
         "covector.jvp(lambda x: (x * 2 + 1) / 3 - x, (x,), (x,)); print('sympy' in sys.modules)"

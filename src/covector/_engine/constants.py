@@ -9,7 +9,9 @@ moves, so the tangent of the result is the operation without its constant term, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,12 +28,22 @@ Operation = Callable[..., Tensor]
 Arguments = tuple[Any, ...]
 
 
-def without_zeros(run: Run) -> Run:
-    """The same function, run with the rules of this module."""
+# Functions in which no rule had anything to do when they were first run: to look again costs more.
+_without_constants: WeakSet[FunctionType] = WeakSet()
+
+
+def without_zeros(function: Any, run: Run) -> Run:
+    """`run`, which calls this function, with the rules of this module if it has a use for them."""
+    known = type(function) is FunctionType
+    if known and function in _without_constants:
+        return run
 
     def running(leaves: list[Any]) -> Evaluation:
-        with ConstantOperands():
-            return run(leaves)
+        with ConstantOperands() as operands:
+            evaluation = run(leaves)
+        if known and not operands.found:
+            _without_constants.add(function)
+        return evaluation
 
     return running
 
@@ -43,10 +55,11 @@ class ConstantOperands:
     (it would save operands without their tangents), torch's are used.
     """
 
-    __slots__ = ("_level",)
+    __slots__ = ("_level", "found")
 
     def __enter__(self) -> Self:
         self._level = levels.current()
+        self.found = False
         torch._C._push_on_torch_function_stack(self)
         return self
 
@@ -59,33 +72,40 @@ class ConstantOperands:
         rule = _RULES.get(operation)
         if rule is None or kwargs or types or levels.current() != self._level:
             return operation(*args, **kwargs) if kwargs else operation(*args)
-        return _push(rule, operation, args)
-
-
-def _push(rule: Rule, operation: Operation, args: Arguments) -> Tensor:
-    """The result of an operation, by the rule if exactly one operand moves."""
-    moving = None
-    for position, operand in enumerate(args):
-        if not isinstance(operand, Tensor):
-            continue
-        if operand.layout is not torch.strided or (operand.requires_grad and torch.is_grad_enabled()):
+        moving = _moving(args)
+        if moving is None:
             return operation(*args)
-        primal, tangent = _unpack_dual(operand, level=0)
-        if tangent is not None:
-            if moving is not None:
-                return operation(*args)
-            moving = position, primal, tangent
-    if moving is None:
-        return operation(*args)
-    position, primal, tangent = moving
-    pushed = rule(operation, args, position, tangent)
-    if pushed is None:
-        return operation(*args)
-    result = operation(*args[:position], primal, *args[position + 1 :])
-    if pushed.shape != result.shape:
-        pushed = pushed.expand_as(result)
+        self.found = True
+        position, primal, tangent = moving
+        pushed = rule(operation, args, position, tangent)
+        if pushed is None:
+            return operation(*args)
+        return _joined(operation(*args[:position], primal, *args[position + 1 :]), pushed)
+
+
+def _moving(operands: Arguments) -> tuple[int, Tensor, Tensor] | None:
+    """The position, the primal and the tangent of the one operand that moves; None if it is not one."""
+    moving = None
+    for position, operand in enumerate(operands):
+        if isinstance(operand, Tensor):
+            if operand.layout is not torch.strided or (operand.requires_grad and torch.is_grad_enabled()):
+                return None
+            primal, tangent = _unpack_dual(operand, level=0)
+            if tangent is not None:
+                if moving is not None:
+                    return None
+                moving = position, primal, tangent
+    return moving
+
+
+def _joined(result: Tensor, tangent: Tensor) -> Tensor:
+    """The result, moving along the tangent, once that has its shape and dtype."""
+    if tangent.shape != result.shape:
+        tangent = tangent.expand_as(result)
+    if tangent.dtype is not result.dtype:
+        tangent = tangent.to(result.dtype)
     # The pair of the two is a view, which not every operation in place may be done to; a copy is not.
-    return _make_dual(result, pushed.to(result.dtype), level=0).clone()
+    return _make_dual(result, tangent, level=0).clone()
 
 
 # The tangent of a result: the operation, its operands, which of them moves, and how. None: not by this rule.

@@ -56,7 +56,10 @@ class PlainScope:
 
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
-        inner = [self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        inner = list(leaves)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                inner[index] = self._stand_in(leaf)
         for index in chosen:
             tensor = inner[index]
             # Connected to the caller's graph already: a new node of that graph is enough.
@@ -82,7 +85,12 @@ class PlainScope:
             return True
         if not torch.is_grad_enabled():
             return False
-        return self._linked or any(c.requires_grad for c in cotangents) or levels.recording()
+        if self._linked:
+            return True
+        for cotangent in cotangents:
+            if cotangent.requires_grad:
+                return True
+        return levels.recording()
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: without a graph if the caller records none."""
@@ -97,9 +105,10 @@ class PlainScope:
     def _survey(self, output: Tensor) -> graph.Survey:
         """Where the graph behind an output leads, kept for the pulls that follow."""
         found = graph.survey(output)
-        self.dead_end = self.dead_end or found.dead_end
-        self.once = self.once or found.once
-        self.custom = self.custom or found.custom
+        if found is not graph.NOWHERE:
+            self.dead_end = self.dead_end or found.dead_end
+            self.once = self.once or found.once
+            self.custom = self.custom or found.custom
         return found
 
     def close(self, tensor: Tensor) -> Tensor:
@@ -205,18 +214,21 @@ class Recording(NamedTuple):
 
     def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
         """What was pulled back, with zeros where there is no path."""
-        return [
-            self.scope.close(torch.zeros_like(variable)) if value is None else value
-            for value, variable in zip(pulled, self.variables, strict=True)
-        ]
+        filled: list[Any] = list(pulled)
+        for index, value in enumerate(pulled):
+            if value is None:
+                filled[index] = self.scope.close(torch.zeros_like(self.variables[index]))
+        return filled
 
     def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
         """J^T v, with None where there is no path."""
-        outputs, along = [], []
-        for output, cotangent in zip(self.outputs, cotangents, strict=True):
-            if output.requires_grad:
-                outputs.append(output)
-                along.append(cotangent)
+        for output in self.outputs:
+            if not output.requires_grad:
+                break
+        else:
+            return _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
+        pairs = [pair for pair in zip(self.outputs, cotangents, strict=True) if pair[0].requires_grad]
+        outputs, along = [output for output, _ in pairs], [cotangent for _, cotangent in pairs]
         return _reach(self.scope, outputs, along, self.variables, keep=keep)
 
     def only(self, position: int) -> Recording:
@@ -240,9 +252,9 @@ class Recording(NamedTuple):
 
 def _reach(
     scope: PlainScope | LevelScope,
-    outputs: list[Tensor],
-    cotangents: list[Tensor],
-    variables: list[Tensor],
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    variables: Sequence[Tensor],
     *,
     keep: bool,
 ) -> list[Tensor | None]:
@@ -258,9 +270,10 @@ def _reach(
 
 
 def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
-    outputs = [scope.hand_out(output) for output in evaluation.outputs]
-    aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
-    return Evaluation(outputs, evaluation.spec, aux, evaluation.aux_spec)
+    outputs, spec, aux, aux_spec = evaluation
+    if aux:
+        aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+    return Evaluation([scope.hand_out(output) for output in outputs], spec, aux, aux_spec)
 
 
 def record(
