@@ -222,6 +222,14 @@ class Pullback(LinearMap):
         self._recording = reverse.record(run, arguments.leaves, arguments.chosen)
         self.evaluation = self._recording.evaluation
 
+    @classmethod
+    def of(cls, caller: Caller, recording: reverse.Recording) -> Pullback:
+        """The pullback through the graph of a run that was made before."""
+        pullback = cls.__new__(cls)
+        LinearMap.__init__(pullback, caller)
+        pullback._recording, pullback.evaluation = recording, recording.evaluation
+        return pullback
+
     def apply(self, direction: Tensors) -> Tensors:
         return self._recording.pull(direction)
 

@@ -15,9 +15,9 @@ from covector.errors import UnsupportedError
 _LeafNode = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _run = Variable._execution_engine.run_backward
 
-# A leaf that a recording made for itself carries this attribute: True while the function runs (to a
-# transform nested inside, it is a tensor from outside), False afterwards (nobody can ask for it).
-_MARK = "_covector_open"
+# A leaf that a recording made for itself gets this attribute once the function has returned: until then it is
+# a tensor from outside, to a transform nested inside; afterwards nobody can ask for it.
+_CLOSED = "_covector_closed"
 
 
 def backward(
@@ -44,16 +44,9 @@ def backward(
     )
 
 
-def open_leaf(tensor: Tensor) -> Tensor:
-    """Make this tensor a leaf to differentiate by."""
-    tensor.requires_grad_()
-    setattr(tensor, _MARK, True)
-    return tensor
-
-
 def close_leaf(tensor: Tensor) -> None:
     """Say that the function that received this leaf has returned."""
-    setattr(tensor, _MARK, False)
+    setattr(tensor, _CLOSED, True)
 
 
 def leads_outside(tensor: Tensor) -> bool:
@@ -89,7 +82,7 @@ def survey(tensor: Tensor) -> Survey:
     if not tensor.requires_grad:
         return NOWHERE
     if tensor.grad_fn is None:
-        return Survey(getattr(tensor, _MARK, True), dead_end=False, once=False)
+        return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
     outside = dead_end = once = by_hand = False
     pending: list[Any] = [tensor.grad_fn]
     seen = set(pending)
@@ -103,7 +96,7 @@ def survey(tensor: Tensor) -> Survey:
             if parent not in seen:
                 seen.add(parent)
                 if type(parent) is _LeafNode:
-                    outside = outside or getattr(parent.variable, _MARK, True)
+                    outside = outside or not hasattr(parent.variable, _CLOSED)
                 else:
                     pending.append(parent)
         dead_end = dead_end or stuck
