@@ -116,6 +116,19 @@ def test_what_a_function_does_with_the_results(function):
     torch.testing.assert_close(covector.jacfwd(function)(X), torch.func.jacfwd(function)(X))
 
 
+@pytest.mark.parametrize("size", [2**8, 2**8 + 1, 2**14, 2**14 + 1])
+def test_large_tensors_too(size):
+    """From some size on torch's own rules are used."""
+    x, u = torch.linspace(0, 1, size), torch.linspace(1, 2, size)
+
+    def function(x):
+        return (x * 2 + 1) / 3
+
+    assert_same(covector.jvp(function, (x,), (u,)), torch_jvp(function, x, u))
+    if size < 2**10:
+        assert torch.equal(covector.jacfwd(function)(x), torch.func.jacfwd(function)(x))
+
+
 def test_a_captured_tensor_that_requires_grad_stays_connected():
     """d/dw of d/dx (w x 2 + w) is 2 u."""
     w = ROW.clone().requires_grad_()

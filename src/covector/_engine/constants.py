@@ -28,6 +28,11 @@ Operation = Callable[..., Tensor]
 Arguments = tuple[Any, ...]
 
 
+# Elements of an operand from which on the copy of the result costs more than what is saved, also in memory;
+# in a batch the tangent has as many more as there are directions.
+_LARGEST = 2**14
+_LARGEST_IN_BATCHES = 2**8
+
 # Functions in which no rule had anything to do when they were first run: to look again costs more.
 _without_constants: WeakSet[FunctionType] = WeakSet()
 
@@ -77,6 +82,8 @@ class ConstantOperands:
             return operation(*args)
         self.found = True
         position, primal, tangent = moving
+        if primal.numel() > (_LARGEST if self._level is None else _LARGEST_IN_BATCHES):
+            return operation(*args)
         pushed = rule(operation, args, position, tangent)
         if pushed is None:
             return operation(*args)
