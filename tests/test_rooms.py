@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import covector
 
 SOURCE = Path(covector.__file__).parent
@@ -126,9 +128,14 @@ def test_source_does_not_call_what_it_implements():
 
 
 def test_what_is_implemented_is_fetched_in_one_place_only():
-    """To compare with torch, `compat.peer` fetches its functions by name; nothing else looks one up so."""
+    """To compare with torch, `compat.peer` fetches its functions by name; nothing else looks one up so.
+
+    The package itself fetches its own rooms, and only those.
+    """
     fetching = [path.name for path in modules() if "import_module" in path.read_text()]
-    assert fetching == ["compat.py"]
+    assert fetching == ["__init__.py", "compat.py"]
+    fetched = [*covector._ROOM_OF.values(), *covector._ROOMS.values()]
+    assert all(room.startswith("covector.") for room in fetched)
     engine = [path for path in modules() if room_of(path) in ROOMS[: ROOMS.index("compat")]]
     assert not any("peer(" in path.read_text() for path in engine)
 
@@ -149,6 +156,41 @@ def test_public_list():
         document = inspect.getdoc(getattr(covector, name))
         assert document, name
         assert ">>>" in document or name[0].isupper(), f"{name} has no example"
+
+
+# What a program may write first, each in an interpreter of its own.
+FIRST_LINES = [
+    "from covector import gradcheck; gradcheck(torch.sin, torch.ones(2).double().requires_grad_())",
+    "import covector; covector.check, covector.gradgradcheck, covector.as_sparse_gradcheck, covector.Report",
+    "import covector; covector.functional.jacobian(torch.sin, torch.ones(2))",
+    "from covector import functional; functional.hessian",
+    "import covector.functional; covector.functional.hessian",
+    "import covector; covector.verify.api.check, covector.compat.swap, covector.cases.case",
+    "from covector import *; case, swap, grad, Report",
+    "import covector; assert set(covector.__all__) | {'functional', 'verify'} <= set(dir(covector))",
+]
+
+
+@pytest.mark.parametrize("line", FIRST_LINES)
+def test_what_is_loaded_on_first_use_is_there(line):
+    """Names and rooms that `import covector` does not load can be used as if it did."""
+    subprocess.run([sys.executable, "-c", f"import torch; {line}"], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """Also for what looks up names: `hasattr`, `getattr` with a default."""
+    assert not hasattr(covector, "jacobain")
+    with pytest.raises(AttributeError, match="'covector' has no attribute 'jacobain'"):
+        covector.jacobain  # noqa: B018
+
+
+def test_import_does_not_load_the_checks():
+    """A program that takes a gradient does not wait for the rooms that it has no use for."""
+    code = (
+        "import covector, sys; print(*sorted({m.split('.')[1] for m in sys.modules if m[:9] == 'covector.'}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["_chart", "_engine", "_linear", "_tree", "errors", "transforms"]
 
 
 def test_functional_list():

@@ -1,8 +1,9 @@
 """Derivatives of PyTorch programs, and proof that they are right."""
 
-from covector import functional as functional
-from covector.cases import case
-from covector.compat import swap
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from covector.errors import GradcheckError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
@@ -16,9 +17,17 @@ from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
 from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
-from covector.verify.api import check, gradcheck, gradgradcheck
-from covector.verify.report import Report
-from covector.verify.sparse import as_sparse_gradcheck
+
+if TYPE_CHECKING:
+    from covector import cases as cases
+    from covector import compat as compat
+    from covector import functional as functional
+    from covector import verify as verify
+    from covector.cases import case
+    from covector.compat import swap
+    from covector.verify.api import check, gradcheck, gradgradcheck
+    from covector.verify.report import Report
+    from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
     "GradcheckError",
@@ -46,3 +55,35 @@ __all__ = [
     "vhp",
     "vjp",
 ]
+
+# What is loaded on first use, so that a program that takes a gradient does not wait for the checks: where
+# each name is, and what to load for a room as a whole.
+_ROOM_OF = {
+    "Report": "covector.verify.report",
+    "as_sparse_gradcheck": "covector.verify.sparse",
+    "case": "covector.cases",
+    "check": "covector.verify.api",
+    "gradcheck": "covector.verify.api",
+    "gradgradcheck": "covector.verify.api",
+    "swap": "covector.compat",
+}
+_ROOMS = {
+    "cases": "covector.cases",
+    "compat": "covector.compat",
+    "functional": "covector.functional",
+    "verify": "covector.verify.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        import_module(_ROOMS[name])
+        return sys.modules[f"covector.{name}"]
+    if name in _ROOM_OF:
+        value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+        return value
+    raise AttributeError(f"module 'covector' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOM_OF, *_ROOMS})

@@ -21,6 +21,7 @@ from covector._chart import Chart, Repeated, real_dtype
 from covector._engine import forward, levels, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
+from covector._engine.constants import without_zeros
 from covector._tree import Arguments, Evaluation
 from covector.errors import (
     BatchingWarning,
@@ -221,6 +222,14 @@ class Pullback(LinearMap):
         self._recording = reverse.record(run, arguments.leaves, arguments.chosen)
         self.evaluation = self._recording.evaluation
 
+    @classmethod
+    def of(cls, caller: Caller, recording: reverse.Recording) -> Pullback:
+        """The pullback through the graph of a run that was made before."""
+        pullback = cls.__new__(cls)
+        LinearMap.__init__(pullback, caller)
+        pullback._recording, pullback.evaluation = recording, recording.evaluation
+        return pullback
+
     def apply(self, direction: Tensors) -> Tensors:
         return self._recording.pull(direction)
 
@@ -255,6 +264,8 @@ class Pushforward(LinearMap):
         super().__init__(caller)
         self._may_go_around = go_around
         self._run = run
+        alone = forward.nobody_records(arguments.leaves)
+        self._moving_run = without_zeros(caller.function, run) if alone else run
         self._arguments = arguments
         self._other: Apply | None = None
         self._trusted = False
@@ -278,7 +289,7 @@ class Pushforward(LinearMap):
 
     def _push(self, direction: Tensors) -> forward.Pushed:
         arguments = self._arguments
-        pushed = forward.push(self._run, arguments.leaves, arguments.chosen, direction)
+        pushed = forward.push(self._moving_run, arguments.leaves, arguments.chosen, direction)
         self.evaluation = pushed.evaluation
         self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed

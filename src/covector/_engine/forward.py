@@ -48,33 +48,54 @@ def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Seque
         return _push_on_level(run, inner, chosen, tangents)
 
 
+def nobody_records(leaves: Sequence[Any]) -> bool:
+    """Whether no transform around, no dual level and no graph takes part in what is done with these."""
+    return not (levels.active() or levels.dual_level_open() or _recorded(leaves))
+
+
 def _recorded(leaves: Sequence[Any]) -> bool:
     """Whether reverse mode records what is computed with these."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
+    if torch.is_grad_enabled():
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                return True
+    return False
 
 
 def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     with levels.DualLevel():
         for index, tangent in zip(chosen, tangents, strict=True):
             leaves[index] = _make_dual(leaves[index], tangent, level=0)
-        evaluation = run(leaves)
-        pairs = [_unpack_dual(output, level=0) for output in evaluation.outputs]
-    outputs = [primal for primal, _ in pairs]
-    return Pushed(evaluation._replace(outputs=outputs), [tangent for _, tangent in pairs])
+        found, spec, aux, aux_spec = run(leaves)
+        outputs: list[Tensor] = []
+        pushed: list[Tensor | None] = []
+        for output in found:
+            primal, tangent = _unpack_dual(output, level=0)
+            outputs.append(primal)
+            pushed.append(tangent)
+    return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
 
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     with levels.JvpLevel() as level:
         number = level.number
-        inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for index, tangent in zip(chosen, tangents, strict=True):
-            inner[index] = _make_dual(leaves[index], tangent, level=0)
-        evaluation = run(inner)
-        pairs = [_unpack_dual(output, level=0) for output in evaluation.outputs]
-        outputs = [levels.unwrap(primal, number) for primal, _ in pairs]
-        pushed: list[Tensor | None] = [None if t is None else levels.unwrap(t, number) for _, t in pairs]
-        aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
-    return Pushed(evaluation._replace(outputs=outputs, aux=aux), pushed)
+        moving = dict(zip(chosen, tangents, strict=True))
+        inner = list(leaves)
+        for index, leaf in enumerate(leaves):
+            if index in moving:
+                inner[index] = _make_dual(leaf, moving[index], level=0)
+            elif isinstance(leaf, Tensor):
+                inner[index] = levels.wrap(leaf, number)
+        found, spec, aux, aux_spec = run(inner)
+        outputs: list[Tensor] = []
+        pushed: list[Tensor | None] = []
+        for output in found:
+            primal, tangent = _unpack_dual(output, level=0)
+            outputs.append(levels.unwrap(primal, number))
+            pushed.append(None if tangent is None else levels.unwrap(tangent, number))
+        if aux:
+            aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+    return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
 
 
 def _ordinary(leaf: Any) -> Any:

@@ -15,9 +15,9 @@ from covector.errors import UnsupportedError
 _LeafNode = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _run = Variable._execution_engine.run_backward
 
-# A leaf that a recording made for itself carries this attribute: True while the function runs (to a
-# transform nested inside, it is a tensor from outside), False afterwards (nobody can ask for it).
-_MARK = "_covector_open"
+# A leaf that a recording made for itself gets this attribute once the function has returned: until then it is
+# a tensor from outside, to a transform nested inside; afterwards nobody can ask for it.
+_CLOSED = "_covector_closed"
 
 
 def backward(
@@ -44,16 +44,9 @@ def backward(
     )
 
 
-def open_leaf(tensor: Tensor) -> Tensor:
-    """Make this tensor a leaf to differentiate by."""
-    tensor.requires_grad_()
-    setattr(tensor, _MARK, True)
-    return tensor
-
-
 def close_leaf(tensor: Tensor) -> None:
     """Say that the function that received this leaf has returned."""
-    setattr(tensor, _MARK, False)
+    setattr(tensor, _CLOSED, True)
 
 
 def leads_outside(tensor: Tensor) -> bool:
@@ -74,7 +67,7 @@ class Survey(NamedTuple):
     """Through any custom Function."""
 
 
-_NOWHERE = Survey(outside=False, dead_end=False, once=False)
+NOWHERE = Survey(outside=False, dead_end=False, once=False)
 
 # All functions that the decorator returns share their code.
 _ONCE = once_differentiable(lambda ctx: None).__code__
@@ -87,27 +80,27 @@ _plain: set[type] = set()
 def survey(tensor: Tensor) -> Survey:
     """Walk the graph behind a tensor. This is on the path of every gradient."""
     if not tensor.requires_grad:
-        return _NOWHERE
+        return NOWHERE
     if tensor.grad_fn is None:
-        return Survey(getattr(tensor, _MARK, True), dead_end=False, once=False)
+        return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
     outside = dead_end = once = by_hand = False
     pending: list[Any] = [tensor.grad_fn]
-    seen = set()
+    seen = set(pending)
     while pending:
         node = pending.pop()
-        kind = type(node)
-        if kind is _LeafNode:
-            outside = outside or getattr(node.variable, _MARK, True)
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
         stuck = True
         for parent, _ in node.next_functions:
-            if parent is not None:
-                stuck = False
-                pending.append(parent)
+            if parent is None:
+                continue
+            stuck = False
+            if parent not in seen:
+                seen.add(parent)
+                if type(parent) is _LeafNode:
+                    outside = outside or not hasattr(parent.variable, _CLOSED)
+                else:
+                    pending.append(parent)
         dead_end = dead_end or stuck
+        kind = type(node)
         if kind not in _plain:
             custom = getattr(kind, "_forward_cls", None)
             if kind.__name__ == "CompiledFunctionBackwardBackward":
@@ -117,6 +110,8 @@ def survey(tensor: Tensor) -> Survey:
                 once = once or getattr(custom.backward, "__code__", None) is _ONCE
             else:
                 _plain.add(kind)
+    if not (outside or dead_end or by_hand):
+        return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
     return Survey(outside or dead_end, dead_end, once, by_hand)
 

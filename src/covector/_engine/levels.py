@@ -29,10 +29,17 @@ def active() -> bool:
     return stack.peek_interpreter_stack() is not None
 
 
+def current() -> int | None:
+    """The number of the innermost level that is being run; None outside of all."""
+    innermost = stack.peek_interpreter_stack()
+    return None if innermost is None else innermost.level()
+
+
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
-    levels = stack.get_interpreter_stack()
-    return levels is not None and any(level.key() == _GRAD for level in levels)
+    if stack.peek_interpreter_stack() is None:
+        return False
+    return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
 
 
 def bare(tensor: Tensor) -> Tensor:
@@ -118,14 +125,17 @@ class DualLevel:
         self._mode = torch._C._is_fwd_grad_enabled()
         if not self._mode:
             torch._C._set_fwd_grad_enabled(True)
-        self._level = forward_ad.enter_dual_level()
+        # What forward_ad.enter_dual_level does, without its imports in every call.
+        self._level = torch._C._enter_dual_level()
+        forward_ad._current_level = self._level
         # torch.func.jvp reads this counter to know that a dual level is open.
         peer.JVP_NESTING += 1
         return self
 
     def __exit__(self, *exception: Any) -> None:
         peer.JVP_NESTING -= 1
-        forward_ad.exit_dual_level(level=self._level)
+        torch._C._exit_dual_level(level=self._level)
+        forward_ad._current_level = self._level - 1
         if not self._mode:
             torch._C._set_fwd_grad_enabled(False)
 

@@ -24,7 +24,7 @@ Run = Callable[[list[Any]], Evaluation]
 
 def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     """The tensor without its reverse-mode history; an outer forward mode still sees its tangent."""
-    if levels.dual_level_open():
+    if forward_ad._current_level >= 0:
         primal, tangent = forward_ad.unpack_dual(tensor)
         if tangent is not None:
             if not (keep_graph_of_tangent and graph.leads_outside(tangent)):
@@ -38,11 +38,20 @@ class PlainScope:
 
     __slots__ = ("_connected", "_eager", "_leaves", "_linked", "custom", "dead_end", "once")
 
-    def __enter__(self) -> Self:
+    def __init__(self) -> None:
         self._connected = torch.is_grad_enabled()
         self._linked = False
         self.dead_end = self.once = self.custom = False
         self._leaves: list[Tensor] = []
+
+    @classmethod
+    def after(cls, leaves: list[Tensor], *, connected: bool) -> Self:
+        """The scope of a run that is over, in which these were the leaves to differentiate by."""
+        scope = cls()
+        scope._leaves, scope._connected = leaves, connected
+        return scope
+
+    def __enter__(self) -> Self:
         self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
         torch._C._set_grad_enabled(True)
         return self
@@ -56,51 +65,64 @@ class PlainScope:
 
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
-        inner = [self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        inner = list(leaves)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                inner[index] = self._stand_in(leaf)
         for index in chosen:
             tensor = inner[index]
             # Connected to the caller's graph already: a new node of that graph is enough.
-            inner[index] = _alias(tensor) if tensor.requires_grad else self.track(tensor)
+            if tensor.requires_grad:
+                inner[index] = _alias(tensor)
+            else:
+                self._leaves.append(tensor.requires_grad_())
         return inner
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self._connected and tensor.requires_grad:
             self._linked = True
             return tensor
+        if forward_ad._current_level < 0 and not tensor.is_inference():
+            return tensor.detach()
         return detached(tensor, keep_graph_of_tangent=self._connected)
 
     def track(self, tensor: Tensor) -> Tensor:
         """This new tensor as a leaf to differentiate by."""
-        self._leaves.append(graph.open_leaf(tensor))
+        self._leaves.append(tensor.requires_grad_())
         return tensor
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
-        if levels.dual_level_open():
+        if forward_ad._current_level >= 0:
             # Backward formulas take short cuts through saved results when nothing is recorded, and
             # those have no tangents.
             return True
         if not torch.is_grad_enabled():
             return False
-        return self._linked or any(c.requires_grad for c in cotangents) or levels.recording()
+        if self._linked:
+            return True
+        for cotangent in cotangents:
+            if cotangent.requires_grad:
+                return True
+        return levels.recording()
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        found = self._survey(output)
-        if self._connected and found.outside:
-            self._linked = True
-            return output
+        found = graph.survey(output)
+        if found is not graph.NOWHERE:
+            self._note(found)
+            if self._connected and found.outside:
+                self._linked = True
+                return output
         return detached(output, keep_graph_of_tangent=self._connected)
 
-    def _survey(self, output: Tensor) -> graph.Survey:
-        """Where the graph behind an output leads, kept for the pulls that follow."""
-        found = graph.survey(output)
+    def _note(self, found: graph.Survey) -> None:
+        """Keep what the pulls that follow have to know."""
         self.dead_end = self.dead_end or found.dead_end
         self.once = self.once or found.once
         self.custom = self.custom or found.custom
-        return found
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -128,7 +150,7 @@ class OpenScope(PlainScope):
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: as it is."""
-        self._survey(output)
+        self._note(graph.survey(output))
         return output
 
     def close(self, tensor: Tensor) -> Tensor:
@@ -205,18 +227,21 @@ class Recording(NamedTuple):
 
     def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
         """What was pulled back, with zeros where there is no path."""
-        return [
-            self.scope.close(torch.zeros_like(variable)) if value is None else value
-            for value, variable in zip(pulled, self.variables, strict=True)
-        ]
+        filled: list[Any] = list(pulled)
+        for index, value in enumerate(pulled):
+            if value is None:
+                filled[index] = self.scope.close(torch.zeros_like(self.variables[index]))
+        return filled
 
     def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
         """J^T v, with None where there is no path."""
-        outputs, along = [], []
-        for output, cotangent in zip(self.outputs, cotangents, strict=True):
-            if output.requires_grad:
-                outputs.append(output)
-                along.append(cotangent)
+        for output in self.outputs:
+            if not output.requires_grad:
+                break
+        else:
+            return _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
+        pairs = [pair for pair in zip(self.outputs, cotangents, strict=True) if pair[0].requires_grad]
+        outputs, along = [output for output, _ in pairs], [cotangent for _, cotangent in pairs]
         return _reach(self.scope, outputs, along, self.variables, keep=keep)
 
     def only(self, position: int) -> Recording:
@@ -240,9 +265,9 @@ class Recording(NamedTuple):
 
 def _reach(
     scope: PlainScope | LevelScope,
-    outputs: list[Tensor],
-    cotangents: list[Tensor],
-    variables: list[Tensor],
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    variables: Sequence[Tensor],
     *,
     keep: bool,
 ) -> list[Tensor | None]:
@@ -251,16 +276,21 @@ def _reach(
     if scope.dead_end:
         raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
     record = scope.must_record(cotangents)
-    pulled = graph.backward(outputs, cotangents, variables, keep=keep, record=record)
-    if record and scope.once:
-        pulled = [None if value is None else graph.refused(value, variables) for value in pulled]
-    return [None if value is None else scope.close(value) for value in pulled]
+    pulled: list[Tensor | None] = list(
+        graph.backward(outputs, cotangents, variables, keep=keep, record=record)
+    )
+    for index, value in enumerate(pulled):
+        if value is not None:
+            value = graph.refused(value, variables) if record and scope.once else value
+            pulled[index] = scope.close(value)
+    return pulled
 
 
 def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
-    outputs = [scope.hand_out(output) for output in evaluation.outputs]
-    aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in evaluation.aux]
-    return Evaluation(outputs, evaluation.spec, aux, evaluation.aux_spec)
+    outputs, spec, aux, aux_spec = evaluation
+    if aux:
+        aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+    return Evaluation(list(map(scope.hand_out, outputs)), spec, aux, aux_spec)
 
 
 def record(
@@ -270,7 +300,16 @@ def record(
     with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
         evaluation = run(inner)
-    variables = [inner[index] for index in chosen]
+    variables = list(map(inner.__getitem__, chosen))
+    return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+
+
+def resumed(evaluation: Evaluation, variables: list[Tensor], *, connected: bool) -> Recording:
+    """The recording of a run that was made elsewhere at top level, on these leaves.
+
+    `connected` says whether the caller had grad mode on.
+    """
+    scope = PlainScope.after(variables, connected=connected)
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covector._engine.reverse import Run
+from covector._engine.short import ShortRun
 from covector._tree import (
     LEAF,
     Argnames,
@@ -115,22 +116,35 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
             returned = function(*args, **kwargs)
         except RuntimeError as error:
             raise explained(caller, error) from error
-        aux: list[Any] = []
-        aux_spec = None
-        if has_aux:
-            if not (isinstance(returned, tuple) and len(returned) == 2):
-                raise OutputError(
-                    f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
-                    f"{summary(returned)}."
-                )
-            returned, auxiliary = returned
-            aux, aux_spec = flatten(auxiliary)
-        outputs, spec = flatten(returned)
-        evaluation = Evaluation(outputs, spec, aux, aux_spec)
-        accept(caller, evaluation)
-        return evaluation
+        return evaluated(caller, returned, accept, has_aux=has_aux)
 
     return run
+
+
+def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -> Evaluation:
+    """What the caller's function returned, flat, checked by `accept`."""
+    aux: list[Any] = []
+    aux_spec = None
+    if has_aux:
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise OutputError(
+                f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
+                f"{summary(returned)}."
+            )
+        returned, auxiliary = returned
+        aux, aux_spec = flatten(auxiliary)
+    outputs, spec = flatten(returned)
+    evaluation = Evaluation(outputs, spec, aux, aux_spec)
+    accept(caller, evaluation)
+    return evaluation
+
+
+def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> ShortRun:
+    """The caller's function on these tensors, the short way."""
+    try:
+        return ShortRun(caller.function, args, chosen)
+    except RuntimeError as error:
+        raise explained(caller, error) from error
 
 
 def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
@@ -212,7 +226,7 @@ def check_match(
     names: Callable[[], list[str]],
 ) -> list[Tensor]:
     """The leaves of a tree of tangents or cotangents, which has to fit the tensors they belong to."""
-    if spec is LEAF and isinstance(tree, Tensor) and _alike(tree, like[0]):
+    if spec is LEAF and isinstance(tree, Tensor) and alike(tree, like[0]):
         return [tree]
     leaves, given = flatten(tree)
     if given is not spec and given != spec:
@@ -224,7 +238,7 @@ def check_match(
             raise ArgumentTypeError(
                 f"{caller}: the {kind} for {names()[position]} must be a tensor, got {summary(leaf)}."
             )
-        if not _alike(leaf, tensor):
+        if not alike(leaf, tensor):
             raise ArgumentValueError(
                 f"{caller}: the {kind} for {names()[position]} must be like it: expected "
                 f"{_kind(tensor)}, got {_kind(leaf)}."
@@ -232,7 +246,8 @@ def check_match(
     return leaves
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and device."""
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from covector._engine import short
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pullback
-from covector._tree import Argnames, Argnums, Evaluation
+from covector._tree import LEAF, Argnames, Argnums, Evaluation
 from covector.errors import Caller
-from covector.transforms._door import accept_scalar, bind, check_function, runner
+from covector.transforms._door import accept_scalar, bind, check_function, evaluated, run_short, runner
 
 
 @outside_graphs
@@ -94,8 +95,25 @@ def _gradient(
     has_aux: bool,
 ) -> tuple[Any, Evaluation]:
     """The gradient, arranged like the selected arguments, and what the function returned."""
+    by_one = type(argnums) is int and 0 <= argnums < len(args) and argnames is None
+    if by_one and not kwargs and not has_aux and short.applies(args):
+        return _short_gradient(caller, args, argnums)
     arguments = bind(caller, args, kwargs, argnums, argnames)
     pullback = Pullback(caller, runner(caller, arguments, accept_scalar, has_aux=has_aux), arguments)
     value = pullback.evaluation.outputs[0]
     gradients = pullback.apply_last([torch.ones_like(value)])
     return arguments.tree_of(gradients), pullback.evaluation
+
+
+def _short_gradient(caller: Caller, args: tuple[Any, ...], argnum: Any) -> tuple[Any, Evaluation]:
+    """The gradient by one of several tensors, by the short way as far as that goes."""
+    run = run_short(caller, args, (argnum,))
+    shown = run.shown()
+    if shown is not None and not shown.shape:
+        pulled = run.pull(torch.ones_like(shown), keep=False)
+        if pulled is not None:
+            return pulled[0], Evaluation([shown], LEAF, [], None)
+    evaluation = evaluated(caller, run.returned, accept_scalar, has_aux=False)
+    pullback = Pullback.of(caller, run.recording(evaluation))
+    gradients = pullback.apply_last([torch.ones_like(pullback.evaluation.outputs[0])])
+    return gradients[0], pullback.evaluation

@@ -7,7 +7,7 @@ from typing import Any
 
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pushforward
-from covector._tree import flatten, select_all, unflatten
+from covector._tree import flatten, select_all, tuple_of, unflatten
 from covector.errors import ArgumentTypeError, OutputError
 from covector.transforms._door import (
     accept_tensors,
@@ -61,7 +61,7 @@ def jvp(
             f"{type(primals).__name__}. For one primal write (x,)."
         )
     arguments = check_primals(caller, select_all(primals))
-    spec = flatten(primals)[1]
+    spec = tuple_of(len(primals)) if arguments.flat else flatten(primals)[1]
     direction = check_match(
         caller, "tangent", tangents, arguments.primals(), spec, lambda: arguments.paths(func)
     )

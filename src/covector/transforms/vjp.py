@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
+from covector._engine import short
 from covector._engine.compiled import outside_graphs
 from covector._linear import Pullback
-from covector._tree import select_all
+from covector._tree import Arguments, select_all
+from covector.errors import Caller
 from covector.transforms._door import (
     accept_differentiable,
+    alike,
     check_function,
     check_match,
     check_primals,
+    evaluated,
     output_paths,
+    run_short,
     runner,
 )
+
+Pull = Callable[[Any], tuple[Any, ...]]
 
 
 @outside_graphs
@@ -47,8 +56,18 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
         (tensor([ 2., 40.]),)
     """
     caller = check_function("vjp", func)
+    if short.applies(primals) and not has_aux:
+        return _short_vjp(caller, primals)
     arguments = check_primals(caller, select_all(primals))
     pullback = Pullback(caller, runner(caller, arguments, accept_differentiable, has_aux=has_aux), arguments)
+    pull = outside_graphs(_puller(caller, pullback, arguments))
+    evaluation = pullback.evaluation
+    if has_aux:
+        return evaluation.value(), pull, evaluation.aux_value()
+    return evaluation.value(), pull
+
+
+def _puller(caller: Caller, pullback: Pullback, arguments: Arguments) -> Pull:
     evaluation = pullback.evaluation
 
     def vjp_fn(cotangents: Any) -> tuple[Any, ...]:
@@ -58,7 +77,28 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
         )  # fmt: skip
         return arguments.tree_of(pullback.apply(leaves))
 
-    pull = outside_graphs(vjp_fn)
-    if has_aux:
-        return evaluation.value(), pull, evaluation.aux_value()
-    return evaluation.value(), pull
+    return vjp_fn
+
+
+def _short_vjp(caller: Caller, primals: tuple[Any, ...]) -> tuple[Any, Pull]:
+    """The value and the pullback of a function of tensors, by the short way as far as that goes."""
+    run = run_short(caller, primals, range(len(primals)))
+    shown = run.shown()
+
+    def general() -> tuple[Any, Pull]:
+        evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
+        pullback = Pullback.of(caller, run.recording(evaluation))
+        return pullback.evaluation.value(), _puller(caller, pullback, select_all(primals))
+
+    if shown is None:
+        output, pull = general()
+        return output, outside_graphs(pull)
+
+    def vjp_fn(cotangents: Any) -> tuple[Any, ...]:
+        if isinstance(cotangents, Tensor) and alike(cotangents, shown):
+            pulled = run.pull(cotangents, keep=True)
+            if pulled is not None:
+                return tuple(pulled)
+        return general()[1](cotangents)
+
+    return shown, outside_graphs(vjp_fn)

@@ -1,0 +1,70 @@
+"""The short way through reverse mode: tensors in, one tensor out, and nobody else who records.
+
+That is what most calls are, and with small functions the steps of the general way, in `reverse`, take as
+long as the operations. What turns out to be less simple is handed over to it, without a second run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from covector._engine import graph, levels
+from covector._engine.reverse import Recording, resumed
+from covector._tree import Evaluation
+
+
+def applies(args: Sequence[Any]) -> bool:
+    """Whether a call is simple, as far as can be told before it: real tensors that no graph leads to."""
+    if levels.active() or forward_ad._current_level >= 0 or torch.is_inference_mode_enabled():
+        return False
+    for value in args:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        if value.requires_grad or value.is_inference():
+            return False
+    return bool(args)
+
+
+class ShortRun:
+    """One run of a function on leaves of its own, some of which (`chosen`) are to be differentiated by."""
+
+    __slots__ = ("_connected", "returned", "variables")
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
+        self._connected = torch.is_grad_enabled()
+        inner = [value.detach() for value in args]
+        self.variables = [inner[index].requires_grad_() for index in chosen]
+        torch._C._set_grad_enabled(True)
+        try:
+            self.returned = function(*inner)
+        finally:
+            torch._C._set_grad_enabled(self._connected)
+            for variable in self.variables:
+                graph.close_leaf(variable)
+
+    def shown(self) -> Tensor | None:
+        """What was returned, without its graph; None where more than that has to be looked at."""
+        output = self.returned
+        if not isinstance(output, Tensor) or not output.requires_grad or not output.is_floating_point():
+            return None
+        return output.detach() if graph.survey(output) is graph.NOWHERE else None
+
+    def pull(self, cotangent: Tensor, *, keep: bool) -> list[Tensor] | None:
+        """J^T v, if there was something to show; None where somebody could differentiate that."""
+        if cotangent.requires_grad or forward_ad._current_level >= 0 or levels.active():
+            return None
+        outputs, variables = (self.returned,), self.variables
+        pulled: list[Any] = list(graph.backward(outputs, (cotangent,), variables, keep=keep, record=False))
+        for index, value in enumerate(pulled):
+            if value is None:
+                pulled[index] = torch.zeros_like(variables[index])
+        return pulled
+
+    def recording(self, evaluation: Evaluation) -> Recording:
+        """The same run, for the general way."""
+        return resumed(evaluation, self.variables, connected=self._connected)

@@ -1,0 +1,188 @@
+"""Forward mode through operations with a constant operand: the rules of ours give what torch's give."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+import covector
+
+X = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(2, 3)
+U = torch.linspace(3, 1, 6, dtype=torch.float64).reshape(2, 3)
+ROW = torch.tensor([2.0, -0.5, 3.0], dtype=torch.float64)
+TALL = torch.arange(1.0, 25.0, dtype=torch.float64).reshape(4, 2, 3)
+SINGLE = ROW.to(torch.float32)
+WEIGHT = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+BIAS = torch.arange(4.0, dtype=torch.float64)
+
+CONSTANTS = {
+    "int": 3,
+    "float": 0.1,
+    "complex": 2 + 1j,
+    "scalar tensor": torch.tensor(1.5),
+    "row": ROW,
+    "taller": TALL,
+    "single precision": SINGLE,
+    "integers": torch.tensor([1, 2, 3]),
+    "complex tensor": torch.complex(ROW, ROW + 1),
+    "infinite": torch.tensor([float("inf"), 1.0, 2.0], dtype=torch.float64),
+    "not a number": torch.tensor([float("nan"), 1.0, 2.0], dtype=torch.float64),
+}
+
+OPERATIONS = {
+    "x + c": lambda x, c: x + c,
+    "c + x": lambda x, c: c + x,
+    "x - c": lambda x, c: x - c,
+    "c - x": lambda x, c: c - x,
+    "x * c": lambda x, c: x * c,
+    "c * x": lambda x, c: c * x,
+    "x / c": lambda x, c: x / c,
+    "c / x": lambda x, c: c / (x + 5),
+    "torch.add": lambda x, c: torch.add(x, c),
+    "torch.mul": lambda x, c: torch.mul(x, c),
+    "torch.div": lambda x, c: torch.div(x, c),
+    "torch.sub": lambda x, c: torch.sub(x, c),
+    "twice": lambda x, c: (x * c) * (x + c),
+    "chain": lambda x, c: ((x + c) * c - c) / 2,
+}
+
+
+def torch_jvp(function, x, u):
+    return torch.func.jvp(function, (x,), (u,))
+
+
+def assert_same(got, expected):
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(torch.nan_to_num(ours), torch.nan_to_num(theirs))
+        assert torch.equal(ours.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_every_operation_with_every_kind_of_constant(operation, constant):
+    """Value and derivative are bit for bit those of torch.func, of the same dtype."""
+
+    def function(x):
+        return operation(x, constant)
+
+    assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+    if not function(X).is_complex():
+        torch.testing.assert_close(
+            covector.jacfwd(function)(X), torch.func.jacfwd(function)(X), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def _without_grad(x):
+    with torch.no_grad():
+        y = x * 2 + 1
+    return y * x
+
+
+FUNCTIONS = {
+    "a factor between the operands": lambda x: torch.add(ROW, 2, x) + torch.sub(ROW, 3, x),
+    "keywords": lambda x: torch.add(x, ROW, alpha=3) + torch.div(x, 2, rounding_mode=None),
+    "zero-dimensional": lambda x: x.sum() * 2 - torch.tensor(1),
+    "zero-dimensional times more": lambda x: ROW * x.sum() + ROW,
+    "empty": lambda x: x[:0] * 2 + 1,
+    "size one": lambda x: x[:1, :1] * ROW,
+    "linear": lambda x: linear(x, WEIGHT, BIAS),
+    "linear without bias": lambda x: linear(x, WEIGHT),
+    "linear in the weight": lambda x: linear(ROW, x, BIAS[:2]),
+    "linear in the bias": lambda x: linear(ROW, WEIGHT[:3], x.sum(0)),
+    "constants from x": lambda x: x * torch.ones_like(x) + x.detach(),
+    "no tangent at all": lambda x: (ROW * 2 + SINGLE) * x,
+    "strides": lambda x: (x.T * 2 + 1).T - x.flip(0) / 3,
+    "a view of the result": lambda x: (x * 2)[0] * (x + 1)[:, 0].sum(),
+    "in place": lambda x: (x * 2).add_(1).mul_(x),
+    "in place, on a sum": lambda x: (x + 1).mul_(3) + x,
+    "in place, a part": lambda x: torch.where(x > 0, (x * ROW).fill_diagonal_(4), x - 1),
+    "detached in place": lambda x: (x * 2).detach_() * x,
+    "without grad": _without_grad,
+    "batch inside": lambda x: torch.vmap(lambda row: row * 2 + ROW)(x),
+    "gradient inside": lambda x: covector.grad(lambda y: (y * y * 2 + y * ROW).sum())(x),
+    "torch's gradient inside": lambda x: torch.func.grad(lambda y: (y * y * 2 + y * ROW).sum())(x),
+    "jvp inside": lambda x: covector.jvp(lambda y: (y * 3 + x) * y, (x * 2,), (U * 2,))[1],
+    "jacobian inside": lambda x: covector.jacfwd(lambda y: y * 2 * y + x)(x * 3),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_what_a_function_does_with_the_results(function):
+    """Views, operations in place, transforms inside: as with torch.func."""
+    assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+    torch.testing.assert_close(covector.jacfwd(function)(X), torch.func.jacfwd(function)(X))
+
+
+@pytest.mark.parametrize("size", [2**8, 2**8 + 1, 2**14, 2**14 + 1])
+def test_large_tensors_too(size):
+    """From some size on torch's own rules are used."""
+    x, u = torch.linspace(0, 1, size), torch.linspace(1, 2, size)
+
+    def function(x):
+        return (x * 2 + 1) / 3
+
+    assert_same(covector.jvp(function, (x,), (u,)), torch_jvp(function, x, u))
+    if size < 2**10:
+        assert torch.equal(covector.jacfwd(function)(x), torch.func.jacfwd(function)(x))
+
+
+def test_a_captured_tensor_that_requires_grad_stays_connected():
+    """d/dw of d/dx (w x 2 + w) is 2 u."""
+    w = ROW.clone().requires_grad_()
+    _, image = covector.jvp(lambda x: w * x * 2 + w, (X,), (U,))
+    (gradient,) = torch.autograd.grad(image.sum(), w)
+    assert torch.equal(gradient, 2 * U.sum(0))
+
+
+def test_the_tangents_of_the_caller_are_left_alone():
+    """A sum has the tangent of its operand, which an operation in place must not write to."""
+    direction = U.clone()
+    covector.jvp(lambda x: (x + 1).mul_(5), (X,), (direction,))
+    assert torch.equal(direction, U)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_stays_switched_on(fails):
+    """After the call, and after an error in it, no mode is left behind."""
+
+    def function(x: Tensor) -> Tensor:
+        if fails:
+            raise KeyError("of the user")
+        return x * 2
+
+    before = torch.overrides._get_current_function_mode_stack()
+    if fails:
+        with pytest.raises(KeyError, match="of the user"):
+            covector.jvp(function, (X,), (U,))
+    else:
+        covector.jvp(function, (X,), (U,))
+    assert torch.overrides._get_current_function_mode_stack() == before
+
+
+def test_the_mode_of_a_caller_sees_every_operation():
+    """A mode that was there before is asked too."""
+    seen = []
+
+    class Listener(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with Listener():
+        covector.jvp(lambda x: x.sin() * 2, (X,), (U,))
+    assert "sin" in seen
+    assert "mul" in seen
+
+
+def test_no_symbolic_algebra_is_loaded():
+    """The rules of torch for a constant operand import sympy, on first use."""
+    program = (
+        "import sys, torch, covector; x = torch.ones(3); "
+        "covector.jvp(lambda x: (x * 2 + 1) / 3 - x, (x,), (x,)); print('sympy' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "False"

@@ -1,0 +1,118 @@
+"""The short way of `vjp` and `grad`: whatever hands over to the general way does so without a second run."""
+
+import pytest
+import torch
+
+import covector
+from covector.errors import ArgumentValueError, OutputError
+
+X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+V = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+WEIGHT = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+
+
+class Counted:
+    """A function that counts its runs."""
+
+    def __init__(self, function):
+        self.function = function
+        self.runs = 0
+
+    def __call__(self, *args):
+        self.runs += 1
+        return self.function(*args)
+
+
+# A function, and a cotangent for what it returns.
+PULLS = {
+    "simple": (lambda x: x**2, V),
+    "the input itself": (lambda x: x, V),
+    "a constant": (lambda x: V * 2, V),
+    "a tuple": (lambda x: (x**2, x.sum()), (V, torch.tensor(2.0, dtype=torch.float64))),
+    "a dict": (lambda x: {"a": x.sin()}, {"a": V}),
+    "a complex tensor": (lambda x: torch.complex(x, x**2), torch.complex(V, V)),
+    "a captured tensor that requires grad": (lambda x: x**2 * WEIGHT, V),
+    "a cotangent that requires grad": (lambda x: x**2, V.clone().requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("use", PULLS.values(), ids=PULLS)
+def test_vjp_runs_the_function_once(use):
+    """However often it is pulled back; values, gradients and their graphs are those of torch.func."""
+    function, cotangent = use
+    counted = Counted(function)
+    output, vjp_fn = covector.vjp(counted, X)
+    expected, peer_fn = torch.func.vjp(function, X)
+    for _ in range(2):
+        (got,), (wanted,) = vjp_fn(cotangent), peer_fn(cotangent)
+        assert torch.equal(got, wanted)
+        assert got.requires_grad == wanted.requires_grad
+    torch.testing.assert_close(output, expected)
+    assert counted.runs == 1
+
+
+def test_a_batch_of_cotangents():
+    """`vjp_fn` under vmap, from a run outside of it."""
+    counted = Counted(lambda x: x**3)
+    _, vjp_fn = covector.vjp(counted, X)
+    (rows,) = torch.vmap(vjp_fn)(torch.eye(3, dtype=torch.float64))
+    assert torch.equal(rows, torch.diag(3 * X**2))
+    assert counted.runs == 1
+
+
+def test_an_input_that_is_not_used_has_zeros():
+    """Beside one that is."""
+    _, vjp_fn = covector.vjp(lambda x, y: x * 2, X, V)
+    x_gradient, y_gradient = vjp_fn(V)
+    assert torch.equal(x_gradient, 2 * V)
+    assert torch.equal(y_gradient, torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(covector.grad(lambda x, y: y.sum())(X, V), torch.zeros(3, dtype=torch.float64))
+
+
+def test_grad_by_one_of_several():
+    """The others are constants, and the function sees them as such."""
+
+    def energy(x, y):
+        assert y.requires_grad
+        assert not x.requires_grad
+        return (x * y**2).sum()
+
+    counted = Counted(energy)
+    assert torch.equal(covector.grad(counted, argnums=1)(X, V), 2 * X * V)
+    assert counted.runs == 1
+
+
+def test_grad_stays_connected_to_what_the_function_captures():
+    """d/dw of d/dx sum(w x^2) is 2 x."""
+    gradient = covector.grad(lambda x: (WEIGHT * x**2).sum())(X)
+    assert torch.equal(torch.autograd.grad(gradient.sum(), WEIGHT)[0], 2 * X)
+
+
+def test_a_gradient_inside_sees_the_leaf_of_the_outer_one():
+    """d/dx of d/dy (x y) at a y that is a constant: the inner function captures the outer leaf."""
+    outer = covector.grad(lambda x: covector.grad(lambda y: (x**2 * y).sum())(V).sum())
+    assert torch.equal(outer(X), 2 * X)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_grad_mode_is_the_callers_again(enabled):
+    """Also when the function raises."""
+
+    def fails(x):
+        assert torch.is_grad_enabled()
+        raise KeyError("of the user")
+
+    with torch.set_grad_enabled(enabled):
+        for call in (lambda: covector.vjp(fails, X), lambda: covector.grad(fails)(X)):
+            with pytest.raises(KeyError, match="of the user"):
+                call()
+            assert torch.is_grad_enabled() is enabled
+
+
+def test_errors_are_those_of_the_general_way():
+    """A cotangent of another shape, an output that is no scalar."""
+    _, vjp_fn = covector.vjp(torch.sin, X)
+    with pytest.raises(ArgumentValueError, match=r"vjp\(sin\): the cotangent for output must be like it"):
+        vjp_fn(V[:2])
+    with pytest.raises(OutputError, match=r"grad\(sin\): the function must return a scalar"):
+        covector.grad(torch.sin)(X)
