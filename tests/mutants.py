@@ -2,7 +2,7 @@
 
 Every mutant is wrong in one known way, which its name says, and comes with a correct twin: the same
 function, the same mechanism, the right derivative. Most are larger than what fast mode looks at entry by
-entry, so that its random signs have to find them.
+entry, so that its random directions have to find them.
 """
 
 from __future__ import annotations

@@ -144,3 +144,150 @@ def test_in_a_loop_it_takes_two_for_each_input():
 
     # The graph, a batch that fails, and two differences.
     assert calls_of(unbatchable, (500,), (500,)) == 6
+
+
+def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
+    """The same as `given`, by a Function that can be batched."""
+
+    class Given(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs):
+            return forward(*inputs)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, *cotangents):
+            return backward(*cotangents, *ctx.saved_tensors)
+
+    return Given.apply
+
+
+def spread(largest: float, *shape: int) -> Tensor:
+    x = torch.ones(shape, dtype=torch.float64)
+    x[0] = largest
+    return x.requires_grad_()
+
+
+def lacks(entry: float):
+    """An entry of the second input for the first output that the backward does not know of."""
+    return batchable(lambda x: torch.cat([2 * x[:1] + entry * x[1:2], 2 * x[1:]]), lambda v, x: 2 * v)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("largest", "entry"), [(1e3, 1e-4), (1e6, 0.1), (1e8, 5.0)])
+def test_a_long_step_does_not_hide_what_a_short_one_would_show(largest, entry, fast):
+    assert not covector.gradcheck(lacks(entry), spread(largest, N), fast_mode=fast, raise_exception=False)
+
+
+def test_nor_along_rows():
+    wrong = batchable(
+        lambda x: x.sum(1) + torch.cat([x[1:2, 0], torch.zeros(99, dtype=x.dtype)]),
+        lambda v, x: v[:, None].expand_as(x),
+    )
+    assert not covector.gradcheck(wrong, spread(1e7, 100, 4), raise_exception=False)
+
+
+def test_nor_in_a_report_on_many_cells():
+    wrong = batchable(
+        lambda x: torch.cat([2 * x[:1] + 0.05 * x[1:2], 2 * x[1:]]), lambda v, x: 2 * (1 + 1e-4) * v
+    )
+    assert not covector.check(wrong, spread(1e4, 1000))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_rounding_of_a_large_entry_hides_no_small_one(fast):
+    wrong = batchable(lambda x: torch.cat([1e9 * (x - 1), 0.1 * x]), lambda v, x: 1e9 * v[:1] + 0.4 * v[1:])
+    assert not covector.gradcheck(wrong, spread(1.0, 1), fast_mode=fast, raise_exception=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("inner", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_cast_inside_hides_nothing(inner, fast):
+    log = batchable(torch.log, lambda v, x: -3 * v / x)
+    x = spread(1.0, 2)
+    assert not covector.gradcheck(
+        lambda x: log(x.to(inner)).double(), x, fast_mode=fast, raise_exception=False
+    )
+
+
+def skipped(v: Tensor, x: Tensor) -> Tensor:
+    """Rows without a cotangent are left out, and what is left is put in the wrong place."""
+    keep = v.abs().sum(1) > 0
+    if bool(keep.all()):
+        return v * x.cos()
+    out = torch.zeros_like(x)
+    out[: int(keep.sum())] = (v * x.cos())[keep]
+    return out
+
+
+NOT_LINEAR = {
+    "NaN for a zero": lambda v, x: v * v / v * x.cos(),
+    "skips zeros": skipped,
+    "clips outliers": lambda v, x: v.clamp(-3 * v.std(), 3 * v.std()) * x.cos(),
+    "zero for any zero": lambda v, x: torch.where((v == 0).any(), v * 0, v) * x.cos(),
+    "drops the sign": lambda v, x: v.abs() * x.cos(),
+    "drops the negative": lambda v, x: v.relu() * x.cos(),
+}
+
+
+@pytest.mark.parametrize("shape", [(20, 10), (40, 30)])
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_a_backward_that_is_right_for_dense_cotangents_only(name, shape):
+    wrong = given(torch.sin, NOT_LINEAR[name])
+    assert not covector.gradcheck(wrong, point(*shape), raise_exception=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_sign_of_a_single_cotangent(fast, seed):
+    wrong = given(lambda x: x.sin().sum(), lambda v, x: v.relu() * x.cos())
+    assert not covector.check(wrong, point(3), fast_mode=fast, seed=seed)
+
+
+def test_a_short_cut_where_one_of_two_cotangents_is_zero():
+    wrong = batchable(
+        lambda x: (x.sin(), x.exp()),
+        lambda a, b, x: a * 0 if not b.any() else a * x.cos() + b * x.exp(),
+    )
+    assert not covector.gradcheck(wrong, point(20), raise_exception=False)
+
+
+def increasing(x: Tensor) -> Tensor:
+    if (x.detach().diff() <= 0).any():
+        raise ValueError("not sorted")
+    return x.cumsum(0)
+
+
+def test_a_guess_that_leaves_the_domain_is_no_error():
+    x = torch.arange(200, dtype=torch.float64).mul(1.5e-6).requires_grad_()
+    assert covector.gradcheck(increasing, x)
+
+
+def test_a_jvp_that_writes_to_its_tangent_spoils_no_other_check():
+    class Writes(Function):
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            result = tangent.clamp(-1, 1) * ctx.saved_tensors[0].cos()
+            tangent.zero_()
+            return result
+
+    x = point(5)
+    first, second = (
+        covector.check(Writes.apply, x, check_forward_ad=True, check_backward_ad=False) for _ in range(2)
+    )
+    assert not first
+    assert not second
+    assert [f.outcome for f in first.findings] == [f.outcome for f in second.findings]

@@ -19,7 +19,7 @@ import torch
 
 from covector._chart import AnyPlace, Chart
 from covector._lazy import lazy
-from covector.verify.combined import Probe, Sum, Sums, step_sizes
+from covector.verify.combined import Probes, Sum, Sums, step_sizes
 from covector.verify.directions import weights
 from covector.verify.problem import Problem
 from covector.verify.tolerance import Tolerance
@@ -166,18 +166,18 @@ class Piece(NamedTuple):
     groups: np.ndarray
 
 
-def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probe: Probe, tol: Tolerance) -> bool:
+def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probes: Probes, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, all aligned elements differenced at once."""
     with np.errstate(all="ignore"):
-        squares = np.square(probe.cotangent.numpy() * problem.known.numpy())[None]
+        squares = np.square(probes.cotangents[:1].numpy() * problem.known.numpy())
     noise = {a.place.start: 4 * problem.rounding * np.sqrt(a.gathered(squares)) for a in alignments}
     share = weights(problem.inputs.size, tol.seed + 1).numpy()
 
     def take(step: np.ndarray) -> list[np.ndarray]:
-        return _differences(problem, probe, pieces, step)
+        return _differences(problem, probes, pieces, step)
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probe, problem.made(problem.steps(eps) * share), tol)
+        sums = Sums(problem, probes, problem.made(problem.steps(eps) * share), tol)
         if not sums.visible([Sum(a.groups, noise[a.place.start]) for a in alignments]):
             continue
         for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
@@ -205,13 +205,17 @@ def _batches(alignments: Sequence[Alignment], size: int) -> Iterator[list[Piece]
         yield batch
 
 
-def _differences(problem: Problem, probe: Probe, pieces: list[Piece], step: np.ndarray) -> list[np.ndarray]:
-    """Differences along these groups, weighted with v and summed for each coordinate of them."""
+def _differences(problem: Problem, probes: Probes, pieces: list[Piece], step: np.ndarray) -> list[np.ndarray]:
+    """Differences along these groups, weighted with each v and summed for each coordinate of them."""
     moves = np.zeros((sum(len(piece.groups) for piece in pieces), step.size))
     start, spans = 0, []
     for piece in pieces:
         spans.append(slice(start, start + len(piece.groups)))
         np.put_along_axis(moves[spans[-1]], piece.groups, step[piece.groups], axis=1)
         start = spans[-1].stop
-    weighted = problem.differences(torch.from_numpy(moves)).numpy() * probe.cotangent.numpy()
-    return [piece.alignment.gathered(weighted[span]) for piece, span in zip(pieces, spans, strict=True)]
+    differences = problem.differences(torch.from_numpy(moves)).numpy()
+    sums = []
+    for piece, span in zip(pieces, spans, strict=True):
+        weighted = [piece.alignment.gathered(differences[span] * v) for v in probes.cotangents.numpy()]
+        sums.append(np.stack(weighted))
+    return sums

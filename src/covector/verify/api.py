@@ -80,10 +80,10 @@ def check(
         check_grad_dtypes: also check the dtype of gradients.
         check_batched_grad, check_batched_forward_grad: also check `vmap` over the derivative.
         check_forward_ad, check_backward_ad: which modes to check.
-        fast_mode: compare along random signs instead of entry by entry, where that is cheaper.
+        fast_mode: compare along random directions instead of entry by entry, where that is cheaper.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
-        probes: along how many vectors of random signs to difference, in fast mode.
+        probes: along how many random directions to difference, in fast mode.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
         masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every
@@ -346,7 +346,8 @@ def _method(derivatives: Derivatives) -> str:
     size = f"{problem.outputs.size} x {problem.inputs.size} entries"
     if derivatives.probing and not derivatives.has_matrix:
         return (
-            f"{size}, a random cotangent along {derivatives.options.probes} x random signs, seed {tol.seed}; "
+            f"{size}, a random cotangent along {derivatives.options.probes} random directions, seed "
+            f"{tol.seed}; "
             "several wrong entries that cancel along each of them would be missed"
         )
     if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):

@@ -205,6 +205,7 @@ def undefined_cotangents(d: Derivatives) -> Finding:
     everything: list[list[int]] = [list(range(len(outputs)))]
     if len(outputs) > 1:
         everything += [[i] for i in range(len(outputs))]
+    parts = []
     for missing in everything:
         which = "every cotangent"
         if len(missing) < len(outputs):
@@ -227,13 +228,20 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         expected = torch.zeros_like(got) if len(missing) == len(outputs) else d.pull(zeros)
         if not d.close(got, expected, expected.abs() + 1):
             return failed(name, f"when {which} is undefined the gradient is not that of a zero cotangent")
+        if len(missing) < len(outputs):
+            parts.append(got)
+    if parts:
+        # Each cotangent was left out once.
+        stack, whole = torch.stack(parts), (len(parts) - 1) * d.pulled_coordinates
+        if not d.close(stack.sum(0), whole, stack.abs().sum(0) + 1):
+            return failed(name, "when the cotangents are undefined in turn, the gradients do not add up")
     return Finding(name, Outcome.PASSED)
 
 
 def unspecified_cotangents(d: Derivatives) -> Finding:
     """A cotangent that leaves zeros out is the same as one that specifies them."""
     problem, name = d.problem, "unspecified cotangents"
-    coordinates = normal(problem.outputs.places[-1].stop, d.options.tol.seed)
+    coordinates = normal(problem.outputs.places[-1].stop, d.options.tol.seed).clone()
     pairs = [place.halved(coordinates[place.start : place.stop]) for place in problem.outputs.places]
     expected, got = (d.pull([pair[i] for pair in pairs]) for i in (0, 1))
     if d.close(got, expected, expected.abs() + 1):

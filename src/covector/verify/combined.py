@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -28,39 +28,48 @@ _DIGITS = 1e-3
 # How much longer a step is that is taken where rounding would hide an entry.
 _COARSER = 64
 
-Columns: TypeAlias = slice | np.ndarray
-
 
 @dataclass(frozen=True)
-class Probe:
-    """A cotangent v and its pullback v^T A."""
+class Probes:
+    """Cotangents v and their pullbacks v^T A, a row for each."""
 
-    cotangent: Tensor
+    cotangents: Tensor
     pulled: Tensor
 
 
 class Sum(NamedTuple):
-    """Which columns sums of weighted entries belong to, and how far off rounding may put them."""
+    """Which columns sums of weighted entries belong to, and how far off rounding may put them.
 
-    columns: Columns
+    Columns in one row were moved together, so that a sum may hold entries of any of them.
+    """
+
+    columns: np.ndarray
     noise: np.ndarray | float
 
 
 class Sums:
     """What sums of weighted entries should be, times the step, and by how much they may be off."""
 
-    def __init__(self, problem: Problem, probe: Probe, step: np.ndarray, tol: Tolerance) -> None:
-        pulled = probe.pulled.numpy()
+    def __init__(self, problem: Problem, probes: Probes, step: np.ndarray, tol: Tolerance) -> None:
+        pulled = probes.pulled.numpy()
         self.step = step
         with np.errstate(all="ignore"):
             self._expected = pulled * step
             # Of x + s and x - s only the first is exact.
-            self._rounding = 2 * problem.rounding * abs(problem.point.numpy() * pulled)
+            self._rounding = 2 * problem.rounding * abs(problem.point.numpy() * pulled).max(0)
         self._allowed = tol.atol * abs(step)
 
     def visible(self, of: Sequence[Sum]) -> bool:
         """Whether one wrong entry would show in each of these sums."""
-        return all((noise <= _NOISY * self._allowed[columns]).all() for columns, noise in of)
+        with np.errstate(all="ignore"):
+            return all(
+                (noise + self._rounding[columns] <= _NOISY * self._least(columns)).all()
+                for columns, noise in of
+            )
+
+    def _least(self, columns: np.ndarray) -> np.ndarray:
+        """What the entry rule allows, for the smallest step of those that were made together."""
+        return self._allowed[columns].min(1, keepdims=True)
 
     def hold(self, of: Sequence[Sum], take: Callable[[np.ndarray], list[np.ndarray]]) -> bool:
         """Whether these sums, taken from differences with a step, are what they should be."""
@@ -76,16 +85,16 @@ class Sums:
     def _agree(self, of: Sequence[Sum], numeric: list[np.ndarray]) -> bool:
         with np.errstate(all="ignore"):
             for (columns, noise), value in zip(of, numeric, strict=True):
-                off = abs(value - self._expected[columns]) - noise - self._rounding[columns]
-                if not (off <= _FRACTION * self._allowed[columns]).all():
+                off = abs(value - self._expected[:, columns]) - (noise + self._rounding[columns])
+                if not (off <= _FRACTION * self._least(columns)).all():
                     return False
         return True
 
     def _similar(self, of: Sequence[Sum], numeric: list[np.ndarray]) -> bool:
         with np.errstate(all="ignore"):
             for (columns, _), value in zip(of, numeric, strict=True):
-                off = abs(value - self._expected[columns])
-                if not (off <= self._allowed[columns] + _DIGITS * abs(value)).all():
+                off = abs(value - self._expected[:, columns])
+                if not (off <= self._least(columns) + _DIGITS * abs(value)).all():
                     return False
         return True
 
@@ -95,22 +104,24 @@ def step_sizes(problem: Problem, eps: float) -> tuple[float, ...]:
     return (eps, _COARSER * eps) if problem.batchable else (eps,)
 
 
-def columns_agree(problem: Problem, probe: Probe, tol: Tolerance) -> bool:
+def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, each differenced by itself in batches."""
-    cotangent, size = probe.cotangent.numpy(), problem.block_size()
+    cotangents, size = probes.cotangents.numpy(), problem.block_size()
     # Rounding of the outputs, which adds up as independent numbers do.
-    noise = 4 * problem.rounding * float(np.linalg.norm(cotangent * problem.known.numpy()))
+    noise = 4 * problem.rounding * float(np.linalg.norm(cotangents[0] * problem.known.numpy()))
+    every = np.arange(problem.inputs.size)[:, None]
 
     def take(step: np.ndarray) -> list[np.ndarray]:
-        return [problem.column_differences(step, columns, loop=False) @ cotangent]
+        span = slice(first, first + size)
+        differences = problem.column_differences(step, span, loop=False)
+        return [(cotangents @ differences.T)[..., None]]
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probe, problem.steps(eps), tol)
-        if not sums.visible([Sum(slice(None), noise)]):
+        sums = Sums(problem, probes, problem.steps(eps), tol)
+        if not sums.visible([Sum(every, noise)]):
             continue
         for first in range(0, problem.inputs.size, size):
-            columns = slice(first, first + size)
-            if not sums.hold([Sum(columns, noise)], take):
+            if not sums.hold([Sum(every[first : first + size], noise)], take):
                 return False
         return True
     return False

@@ -233,7 +233,10 @@ def _explained(
         )
         error, error_again = off / weight, off_again / weight_again
         value = (first.value / weight).abs()
-        same = (error - error_again).abs() <= tol.atols + SHARED_RTOL * value + (first.bound / weight).abs()
+        # The entry that is lacking may belong to the column with the shortest step.
+        least = (groups.weight * first.scale)[groups.members(colour)].abs().min() / weight.abs()
+        slack = tol.atols * least + SHARED_RTOL * value + (first.bound / weight).abs()
+        same = (error - error_again).abs() <= slack
         explained |= same & (error.abs() <= tol.atols + tol.rtol * value)
     return explained
 
@@ -265,7 +268,7 @@ def _name(
         members = groups.members(colour)
         known = analytic.row_columns(row)
         known = known[groups.colour[known] == colour]
-        for column in _candidates(problem, analytic, members, known, row):
+        for column in _candidates(problem, members, known, row):
             if (row, column) in seen:
                 break
             seen.add((row, column))
@@ -291,19 +294,15 @@ def _far_off(problem: Problem, entry: float, slopes: Slopes, row: int, column: i
     return outcome is Outcome.FAILED and mismatch.error > mismatch.allowed + _CLEARLY * mismatch.bound
 
 
-def _candidates(
-    problem: Problem, analytic: Matrix, members: Tensor, known: Tensor, row: int
-) -> Iterator[int]:
+def _candidates(problem: Problem, members: Tensor, known: Tensor, row: int) -> Iterator[int]:
     """The columns that can be behind a wrong cell: the one of the pattern first, then one it lacks."""
     yield from known.tolist()
-    for _ in range(_ROUNDS if members.numel() > known.numel() else 0):
-        expected = torch.zeros(problem.inputs.size, dtype=torch.float64)
-        expected[known] = torch.tensor([analytic.entry(row, j) for j in known.tolist()], dtype=torch.float64)
-        column = bisect(problem, members, expected, unit(problem.outputs.size, row))
+    lacking = members[~torch.isin(members, known)]
+    nothing = torch.zeros(problem.inputs.size, dtype=torch.float64)
+    for _ in range(min(_ROUNDS, lacking.numel())):
+        column = bisect(problem, lacking, nothing, unit(problem.outputs.size, row))
         yield column
-        members = members[members != column]
-        if members.numel() == 0:
-            return
+        lacking = lacking[lacking != column]
 
 
 def verdict_of(judged: list[tuple[Outcome, Mismatch]]) -> Verdict:

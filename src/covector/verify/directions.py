@@ -1,4 +1,4 @@
-"""Along which directions two maps are compared: the basis, coloured groups of it, random signs."""
+"""Along which directions two maps are compared: the basis, coloured groups of it, random ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ FEW_COLUMNS = 64
 # The same where there are no batches.
 FEW_IN_A_LOOP = 4
 _MOST_CLASSES = 50_000
+
+# In an uneven vector, the share of ones and the length of a run of zeros.
+_ONES = 0.05
+_RUN = 64
 
 
 @dataclass(frozen=True)
@@ -119,3 +123,16 @@ def random_weights(count: int, size: int, generator: torch.Generator) -> Tensor:
 def weights(size: int, seed: int) -> Tensor:
     """Numbers between 1 and 2 with random signs, the same for the same arguments."""
     return 2 * random_weights(1, size, torch.Generator().manual_seed(seed))[0]
+
+
+@lru_cache(maxsize=128)
+def uneven(size: int, seed: int) -> Tensor:
+    """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
+    generator = np.random.default_rng(seed)
+    powers = np.where(generator.random(size) < _ONES, 0.0, generator.integers(-10, -3, size))
+    run = max(1, min(_RUN, size // 4))
+    kept = np.repeat(generator.random(size // run + 1) < 0.5, run)[:size]
+    kept[generator.integers(size)] = True
+    factors = np.where(kept, np.exp2(powers), 0.0)
+    factors[np.flatnonzero(kept)[0]] = 1.0
+    return torch.from_numpy(factors)

@@ -1,7 +1,7 @@
 """Random probes (fast mode): v^T J u from differences against v^T A u from the derivative.
 
-The weights in v lie between 1 and 2, with random signs, and u holds signs: a single wrong entry always
-shows, at its full size or more; several wrong entries can hide only by cancelling along every u at once.
+The weights in u and v lie between 1 and 2, with random signs: a single wrong entry always shows, at its
+full size or more; several wrong entries can hide only by cancelling along every u at once.
 What is suspicious is judged against the noise of the difference itself, then narrowed down to an entry,
 and decided there by the entry rule.
 """
@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from covector.verify.combined import Probe
+from covector.verify.combined import Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
-from covector.verify.directions import random_signs
+from covector.verify.directions import random_weights
 from covector.verify.maps import ForwardMap, ReverseMap
 from covector.verify.problem import Problem
 from covector.verify.report import Mismatch, Outcome
@@ -32,8 +32,10 @@ _CHEAP = 1 << 18
 _COARSE = 100
 
 
-def compare_probe(problem: Problem, reverse: ReverseMap, probe: Probe, count: int, tol: Tolerance) -> Verdict:
-    """Compare v^T A u with v^T J u along random signs u, and name an entry where they differ.
+def compare_probe(
+    problem: Problem, reverse: ReverseMap, probes: Probes, count: int, tol: Tolerance
+) -> Verdict:
+    """Compare v^T A u with v^T J u along random u, and name an entry where they differ.
 
     INCONCLUSIVE without a mismatch means that probes cannot tell: the noise hides an entry, or what is
     suspicious could not be narrowed down.
@@ -43,9 +45,9 @@ def compare_probe(problem: Problem, reverse: ReverseMap, probe: Probe, count: in
         return verdict
     problem.require_pure()
     generator = torch.Generator().manual_seed(tol.seed + 1)
-    along = random_signs(count, problem.inputs.size, generator)
+    along = 2 * random_weights(count, problem.inputs.size, generator)
     step = problem.step(tol.eps)
-    numeric, noise = _differences(problem, probe.cotangent, along * step)
+    numeric, noise = _differences(problem, probes.cotangents[0], along * step)
     smallest = tol.atol * step.min()
     if not noise <= smallest:
         # Too coarse to show one entry.
@@ -53,15 +55,15 @@ def compare_probe(problem: Problem, reverse: ReverseMap, probe: Probe, count: in
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
         # Slopes with an error bound instead of one difference.
         step = problem.step(1.0)
-        numeric, noise = _slopes(problem, probe.cotangent, along)
+        numeric, noise = _slopes(problem, probes.cotangents[0], along)
         smallest = tol.atol * step.min()
         if not noise <= _COARSE * smallest:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    error = ((along * step) @ probe.pulled - numeric).abs()
+    error = ((along * step) @ probes.pulled[0] - numeric).abs()
     suspicious = (~(error <= noise + smallest)).nonzero().flatten()[: min(_LOCATED, tol.named)].tolist()
     judged: list[tuple[Outcome, Mismatch]] = []
     for direction in suspicious:
-        row, column = _narrow(problem, reverse, probe, along[direction])
+        row, column = _narrow(problem, reverse, probes, along[direction])
         value = _entry(problem, reverse, row, column)
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)
@@ -73,7 +75,7 @@ def compare_probe(problem: Problem, reverse: ReverseMap, probe: Probe, count: in
 
 
 def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Tolerance) -> Verdict:
-    """Compare pushes along random signs with slopes, every output by itself.
+    """Compare pushes along random directions with slopes, every output by itself.
 
     INCONCLUSIVE without a mismatch means that what is suspicious could not be narrowed down.
     """
@@ -82,14 +84,14 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
         return verdict
     generator = torch.Generator().manual_seed(tol.seed + 2)
     scale = problem.step(1.0)
-    for signs in random_signs(count, problem.inputs.size, generator):
-        image = _push(problem, forward, signs * scale)
-        slope = slopes_along(problem, signs).families[0]
+    for direction in 2 * random_weights(count, problem.inputs.size, generator):
+        image = _push(problem, forward, direction * scale)
+        slope = slopes_along(problem, direction).families[0]
         error = (image - slope.value).abs()
         if (error <= slope.bound.nan_to_num(0.0) + tol.atol + 1e-6 * slope.value.abs()).all():
             continue
         row = int(error.nan_to_num(torch.inf).argmax())
-        column = _narrow_push(problem, forward, row, signs)
+        column = _narrow_push(problem, forward, row, direction)
         value = float(_push(problem, forward, unit(problem.inputs.size, column))[row])
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)
@@ -124,10 +126,10 @@ def _entry(problem: Problem, reverse: ReverseMap, row: int, column: int) -> floa
     return float(_pull(problem, reverse, unit(problem.outputs.size, row))[column])
 
 
-def _narrow(problem: Problem, reverse: ReverseMap, probe: Probe, signs: Tensor) -> tuple[int, int]:
+def _narrow(problem: Problem, reverse: ReverseMap, probes: Probes, along: Tensor) -> tuple[int, int]:
     """The entry behind a suspicious probe: the column by halving u, then the row by halving v."""
-    cotangent = probe.cotangent
-    column = bisect(problem, torch.arange(problem.inputs.size), probe.pulled, cotangent, signs)
+    cotangent = probes.cotangents[0]
+    column = bisect(problem, torch.arange(problem.inputs.size), probes.pulled[0], cotangent, along)
     slope = slopes_along(problem, unit(problem.inputs.size, column)).families[0]
     rows = torch.arange(problem.outputs.size)
     while rows.numel() > 1:
@@ -148,7 +150,7 @@ def _push(problem: Problem, forward: ForwardMap, direction: Tensor) -> Tensor:
     return problem.outputs.to_coords([tensor.detach() for tensor in pushed]).to(torch.float64)
 
 
-def _narrow_push(problem: Problem, forward: ForwardMap, row: int, signs: Tensor) -> int:
+def _narrow_push(problem: Problem, forward: ForwardMap, row: int, along: Tensor) -> int:
     """The column in which forward mode is the most wrong for this row."""
     members = torch.arange(problem.inputs.size)
     while members.numel() > 1:
@@ -157,7 +159,7 @@ def _narrow_push(problem: Problem, forward: ForwardMap, row: int, signs: Tensor)
         residuals = []
         for part in parts:
             direction = torch.zeros(problem.inputs.size, dtype=torch.float64)
-            direction[part] = signs[part]
+            direction[part] = along[part]
             slope = slopes_along(problem, direction).families[0]
             image = _push(problem, forward, direction * slope.scale)
             residuals.append(float((image[row] - slope.value[row]).abs().nan_to_num(torch.inf)))
