@@ -245,16 +245,15 @@ def written_out(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def coarsest_dtype_eps(tensors: Sequence[Tensor]) -> float:
-    """The largest rounding error of any floating-point tensor that the graph behind these went through."""
-    eps = 0.0
-    for tensor in tensors:
-        for node in nodes(tensor) if tensor.grad_fn is not None else ():
-            for metadata in getattr(node, "_input_metadata", ()):
-                dtype = metadata.dtype
-                if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
-                    eps = max(eps, torch.finfo(dtype).eps)
-    return eps
+def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
+    """The dtypes of the tensors that the graph behind these went through."""
+    _, inner = reached(tensors)
+    return {
+        metadata.dtype
+        for node in inner
+        for metadata in getattr(node, "_input_metadata", ())
+        if metadata.dtype is not None
+    }
 
 
 NO_SECOND_DERIVATIVE = (

@@ -62,6 +62,8 @@ def failed(name: str, summary: str, advice: str = "") -> Finding:
 
 def diagnosed(d: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """The findings, those on entries that differ with what these say about the mistake."""
+    if all(found.outcome is Outcome.PASSED for found in findings):
+        return findings
     findings = tuple(_located(found, d.raised) for found in findings)
     if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
         # There are other entries the next time; only what makes them differ can be told.

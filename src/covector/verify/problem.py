@@ -7,6 +7,7 @@ is then evaluated on the caller's tensors themselves, which are put back whateve
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,10 @@ _BATCH_NUMBERS = 1 << 21
 _CURVED = 1e-9
 _JUMP = 1e-3
 
+_PERFORMANCE = ("ignore", re.compile("There is a performance drop"), Warning, None, 0)
+
 _DOUBLE = torch.finfo(torch.float64).eps
-_PRECISE = (torch.float64, torch.complex128)
+_PRECISE = {torch.float64, torch.complex128}
 
 
 class Impure(Exception):
@@ -165,7 +168,11 @@ class Problem:
     @lazy
     def derivative_rounding(self) -> float:
         """The rounding error of a derivative, relative to its size: also that of a cast on the way."""
-        return max(self._eps(self.inputs, self.outputs), graph.coarsest_dtype_eps(self.graph_outputs))
+        places = {place.dtype for place in (*self.inputs.places, *self.outputs.places)}
+        dtypes = places | graph.dtypes(self.graph_outputs)
+        if dtypes <= _PRECISE:
+            return _DOUBLE
+        return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
 
     @property
     def coarse(self) -> list[str]:
@@ -174,11 +181,6 @@ class Problem:
             return []
         eps = [torch.finfo(place.dtype).eps for place in self.inputs.places]
         return [self.input_names[i] for i, value in enumerate(eps) if value > _DOUBLE]
-
-    @staticmethod
-    def _eps(*charts: Chart | Sampled) -> float:
-        dtypes = [place.dtype for chart in charts for place in chart.places]
-        return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
 
     def _lift(self) -> None:
         """Difference in double precision, if the function takes it and answers in it."""
@@ -363,13 +365,15 @@ class Problem:
 
     def column_differences(self, step: np.ndarray, columns: slice, *, loop: bool = True) -> np.ndarray:
         """The same for each of these coordinates moved by itself; without a loop, or `NotBatchable`."""
-        moved = np.arange(step.size)[columns]
-        count, each = moved.size, np.arange(moved.size)
-        points = np.empty((2 * count, step.size))
-        points[:] = self.point.numpy()
-        points[each, moved] += step[columns]
-        points[count + each, moved] -= step[columns]
-        return self._halved(points, loop)
+        size, made = step.size, step[columns]
+        points = np.empty((2, made.size * size))
+        rows = points.reshape(2 * made.size, size)
+        rows[:] = self.point.numpy()
+        # Coordinate `first + i` of row i.
+        moved = points[:, columns.start :: size + 1][:, : made.size]
+        moved[0] += made
+        moved[1] -= made
+        return self._halved(rows, loop)
 
     def _halved(self, points: np.ndarray, loop: bool = True) -> np.ndarray:
         """Half of f at the first half of these points minus f at the second."""
@@ -444,7 +448,8 @@ class Problem:
 def quiet() -> Iterator[None]:
     """Without torch's remarks on batching rules that it misses."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+        # What `warnings.filterwarnings` would do, without compiling the expression.
+        warnings.filters.insert(0, _PERFORMANCE)  # type: ignore[attr-defined]
         yield
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from covector.verify.problem import Problem
 
+_DOUBLE = torch.finfo(torch.float64).eps
+
 _STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
@@ -147,6 +149,9 @@ def _extrapolated(
     change = (better[1:] - better[:-1]).abs()
     spread[:-1] = torch.maximum(spread[:-1], change)
     noise = 8 * rounding * torch.maximum(plus.abs(), minus.abs())[1:] / steps[1:, None]
+    if rounding > _DOUBLE:
+        # The points are rounded too: a step is really off by that, however small the outputs are.
+        noise += 2 * rounding * central.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) / steps[1:, None]
     bounds = (spread + noise).nan_to_num(torch.inf, torch.inf, torch.inf)
     bound, best = bounds.min(0)
     return best, better.gather(0, best[None])[0], torch.where(bound.isinf(), torch.nan, bound)
