@@ -37,8 +37,11 @@ def current() -> int | None:
 
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
-    if stack.peek_interpreter_stack() is None:
+    innermost = stack.peek_interpreter_stack()
+    if innermost is None:
         return False
+    if innermost.level() == 1:
+        return innermost.key() == _GRAD
     return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
 
 
