@@ -15,6 +15,11 @@ _marked: set[CodeType] = set()
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
+def is_transform(function: Any) -> bool:
+    """Whether a function was made by one of our verbs."""
+    return getattr(function, "__code__", None) in _marked
+
+
 def outside_graphs(function: F, like: Any = None) -> F:
     """Mark a function as one that compiled code calls eagerly, and name it after `like`.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from covector._engine import levels
+from covector._engine.compiled import is_transform
 from covector._engine.reverse import Run
 from covector._tree import Evaluation
 
@@ -40,8 +41,8 @@ _without_constants: WeakSet[FunctionType] = WeakSet()
 def without_zeros(function: Any, run: Run) -> Run:
     """`run`, which calls this function, with the rules of this module if it has a use for them."""
     known = type(function) is FunctionType
-    if known and function in _without_constants:
-        return run
+    if known and (function in _without_constants or is_transform(function)):
+        return run  # a transform inside works on a level of its own, or records
 
     def running(leaves: list[Any]) -> Evaluation:
         with ConstantOperands() as operands:
