@@ -65,6 +65,23 @@ class ShortRun:
                 pulled[index] = torch.zeros_like(variables[index])
         return pulled
 
+    def rows(self, shown: Tensor) -> Tensor | None:
+        """The Jacobian by the only variable, rows in one batch; None where that needs more care."""
+        count, variable = shown.numel(), self.variables[0]
+        if count < 2 or forward_ad._current_level >= 0 or levels.active():
+            return None
+        basis = torch.eye(count, dtype=shown.dtype, device=shown.device).reshape(count, *shown.shape)
+        try:
+            with levels.BatchLevel(count, "error") as level:
+                cotangents = (level.hide(basis),)
+                pulled = graph.backward((self.returned,), cotangents, (variable,), keep=True, record=False)[0]
+                if pulled is None:
+                    return None
+                rows = level.show(pulled)
+        except (RuntimeError, TypeError):  # an operation that cannot be batched; the general way says which
+            return None
+        return rows.reshape(*shown.shape, *variable.shape)
+
     def recording(self, evaluation: Evaluation) -> Recording:
         """The same run, for the general way."""
         return resumed(evaluation, self.variables, connected=self._connected)

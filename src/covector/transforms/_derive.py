@@ -108,13 +108,16 @@ class Derived(NamedTuple):
     plan: Plan
 
 
-def derive(problem: Problem, options: Options, choose: Choose = by_sizes) -> Derived:
-    """The Jacobian by the mode that is asked for, or that seems best."""
+def derive(
+    problem: Problem, options: Options, choose: Choose = by_sizes, pullback: Pullback | None = None
+) -> Derived:
+    """The Jacobian by the mode that is asked for, or that seems best; from a pullback, if there is one."""
     if options.max_memory is not None:
         return _within_memory(problem, options, choose)
     if options.mode == "forward":
         return _by_columns(problem, options, _ASKED)
-    pullback = problem.pullback()
+    if pullback is None:
+        pullback = problem.pullback()
     outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     if options.mode == "reverse":
         return _by_rows(problem, pullback, outputs, inputs, options, _ASKED)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from covector._chart import Chart
-from covector._engine import levels
+from covector._engine import levels, short
 from covector._linear import Pullback, Pushforward
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
 from covector.errors import Caller
@@ -19,7 +19,9 @@ from covector.transforms._door import (
     bind,
     check_batching,
     check_real,
+    evaluated,
     output_paths,
+    run_short,
     runner,
 )
 
@@ -33,6 +35,14 @@ class Request:
     has_aux: bool
     chunk_size: int | None
     randomness: str
+
+    def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing more is asked for than the derivative by one of several tensors."""
+        if type(self.argnums) is not int or not 0 <= self.argnums < len(args) or kwargs or self.has_aux:
+            return False
+        if self.argnames is not None or self.chunk_size is not None or self.randomness != "error":
+            return False
+        return short.applies(args)
 
     def checked(self, verb: str) -> Request:
         """This request, if its values make sense."""
@@ -54,6 +64,18 @@ def by_rows(caller: Caller, arguments: Arguments, request: Request) -> Any:
     """The Jacobian by reverse mode."""
     run = runner(caller, arguments, accept_differentiable, has_aux=request.has_aux)
     return rows_of(Pullback(caller, run, arguments), caller, arguments, request)
+
+
+def by_one_tensor(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], request: Request) -> Any:
+    """The Jacobian by reverse mode by one of several tensors, the short way as far as that goes."""
+    run = run_short(caller, args, (cast(int, request.argnums),))
+    shown = run.shown()
+    rows = None if shown is None else run.rows(shown)
+    if rows is not None:
+        return rows
+    evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
+    pullback = Pullback.of(caller, run.recording(evaluation))
+    return rows_of(pullback, caller, request.bind(caller, args, kwargs), request)
 
 
 def rows_of(pullback: Pullback, caller: Caller, arguments: Arguments, request: Request) -> Any:

@@ -38,7 +38,7 @@ class Question:
         count = None
         if options.batch_dim is not None:
             count = check_samples(caller, primals, options.batch_dim, self._names)
-        run = runner(caller, arguments, self._accept(count), has_aux=options.has_aux)
+        run = runner(caller, arguments, self.accept(count), has_aux=options.has_aux)
         run = _on_copies(run)
         run = _with_value(run) if value else run
         self.real_form: RealForm | None = None
@@ -51,7 +51,7 @@ class Question:
     def _names(self) -> list[str]:
         return self._bound.paths(self.caller.function)
 
-    def _accept(self, count: int | None) -> Accept:
+    def accept(self, count: int | None) -> Accept:
         """What the function has to return: real or complex tensors as asked for, with all samples."""
         options = self.options
 
@@ -106,7 +106,7 @@ def _on_copies(run: Run) -> Run:
         try:
             return run([_copy(leaf) if not _protected(leaf) else leaf for leaf in leaves])
         except RuntimeError as error:
-            if _WRITTEN not in str(error):
+            if WRITTEN not in str(error):
                 raise
         return run([_copy(leaf) for leaf in leaves])
 
@@ -114,7 +114,7 @@ def _on_copies(run: Run) -> Run:
 
 
 # What torch says when a leaf that requires grad is written to.
-_WRITTEN = "leaf Variable that requires grad"
+WRITTEN = "leaf Variable that requires grad"
 
 
 def _protected(leaf: Any) -> bool:

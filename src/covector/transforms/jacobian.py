@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import outside_graphs
+from covector._linear import Pullback
 from covector._tree import Argnames, Argnums
+from covector.errors import Caller
 from covector.transforms._derive import Options, derive
-from covector.transforms._door import check_function
-from covector.transforms._question import Question
+from covector.transforms._door import check_function, evaluated, run_short
+from covector.transforms._plan import Plan, by_sizes
+from covector.transforms._question import WRITTEN, Question
 
 
 @outside_graphs
@@ -76,9 +79,12 @@ def jacobian(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("jacobian")
 
+    plain = mode == "auto" and max_memory is None and batch_dim is None and complex is None
+
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        question = Question(caller, options, args, kwargs)
-        return _answered(question, jacobian_fn)
+        if plain and len(args) == 1 and options.is_plain(args, kwargs):
+            return _by_one_tensor(caller, options, args, jacobian_fn)
+        return _answered(Question(caller, options, args, kwargs), jacobian_fn)
 
     return _planless(outside_graphs(jacobian_fn, like=func))
 
@@ -120,9 +126,30 @@ def value_and_jacobian(
     return _planless(outside_graphs(value_and_jacobian_fn, like=func))
 
 
-def _answered(question: Question, asked: Callable[..., Any]) -> Any:
+def _by_one_tensor(caller: Caller, options: Options, args: tuple[Any, ...], asked: Callable[..., Any]) -> Any:
+    """The Jacobian by the only argument, a tensor, the short way as far as that goes."""
+    try:
+        run = run_short(caller, args, (0,))
+    except RuntimeError as error:
+        if WRITTEN not in str(error):
+            raise
+        return _answered(Question(caller, options, args, {}), asked)
+    shown = run.shown()
+    if shown is not None:
+        outputs, inputs = shown.numel(), args[0].numel()
+        mode, reason = by_sizes(outputs, inputs)
+        rows = run.rows(shown) if mode == "reverse" else None
+        if rows is not None:
+            asked.plan = Plan(mode, outputs, inputs, outputs, reason, None)  # type: ignore[attr-defined]
+            return rows
+    question = Question(caller, options, args, {})
+    evaluation = evaluated(caller, run.returned, question.accept(None), has_aux=False)
+    return _answered(question, asked, Pullback.of(caller, run.recording(evaluation)))
+
+
+def _answered(question: Question, asked: Callable[..., Any], pullback: Pullback | None = None) -> Any:
     """The Jacobian for the caller; the function that was called keeps the plan."""
-    derived = derive(question.problem, question.options)
+    derived = derive(question.problem, question.options, pullback=pullback)
     asked.plan = derived.plan  # type: ignore[attr-defined]
     return question.answer([b for row in derived.blocks for b in row], derived.evaluation, order=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 from covector._engine.compiled import outside_graphs
 from covector._tree import Argnames, Argnums
 from covector.transforms._door import check_function
-from covector.transforms._jacobian import Request, by_rows
+from covector.transforms._jacobian import Request, by_one_tensor, by_rows
 
 
 @outside_graphs
@@ -53,6 +53,8 @@ def jacrev(
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("jacrev")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if request.is_plain(args, kwargs):
+            return by_one_tensor(caller, args, kwargs, request)
         return by_rows(caller, request.bind(caller, args, kwargs), request)
 
     return outside_graphs(jacobian, like=func)
