@@ -82,6 +82,13 @@ class Chart(NamedTuple):
             dtype = torch.promote_types(dtype, part.dtype)
         return torch.cat([part.to(dtype) for part in parts])
 
+    def coordinates(self, derivatives: Sequence[Tensor | None]) -> Tensor:
+        """The coordinates of derivatives by these tensors, in double precision; none is zero."""
+        if len(self.places) == 1:
+            return self.places[0].coordinates(derivatives[0])
+        parts = [place.coordinates(part) for place, part in zip(self.places, derivatives, strict=True)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The coordinates of tensors that are stacked along a first axis, one row for each slice."""
         count = stacks[0].shape[0]
@@ -194,6 +201,10 @@ class Sampled(NamedTuple):
     def to_coords(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of these tensors that are looked at."""
         return self.full.to_coords(tensors)[self.kept]
+
+    def coordinates(self, derivatives: Sequence[Tensor | None]) -> Tensor:
+        """The coordinates of derivatives by these tensors that are looked at, in double precision."""
+        return self.full.coordinates(derivatives)[self.kept]
 
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The same for tensors that are stacked along a first axis, one row for each slice."""

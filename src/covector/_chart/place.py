@@ -84,6 +84,12 @@ class Place(NamedTuple):
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return dense(tensor)
 
+    def coordinates(self, derivative: Tensor | None) -> Tensor:
+        """The coordinates of a derivative by this tensor, in double precision; none is zero."""
+        if derivative is None:
+            return torch.zeros(self.stop - self.start, dtype=torch.float64)
+        return self.to_real(derivative.detach()).reshape(-1).to(torch.float64)
+
     def values(self, tensor: Tensor) -> Tensor:
         """The numbers of the tensor that the place was made for."""
         return tensor

@@ -13,9 +13,10 @@ from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.compare import bisect, compare
-from covector.verify.derivatives import Derivatives, normal
+from covector.verify.derivatives import Derivatives
 from covector.verify.diagnose import failed, finding
-from covector.verify.maps import Matrix, ReverseMap, missing_kernel
+from covector.verify.directions import normal
+from covector.verify.maps import Matrix, missing_kernel
 from covector.verify.probes import compare_pushes
 from covector.verify.problem import Impure
 from covector.verify.report import Finding, Outcome
@@ -211,10 +212,8 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         if len(missing) < len(outputs):
             which = f"the cotangent of {problem.output_names[missing[0]]}"
         through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
-        pairs = enumerate(zip(d.zeros, d.cotangents, strict=True))
-        zeros = [zero if i in missing else cotangent for i, (zero, cotangent) in pairs]
         try:
-            pulled = ReverseMap(problem, through).pull(zeros)
+            pulled = d.reverse.pull(d.cotangents, through)
         except Exception as error:
             return failed(
                 name,
@@ -225,7 +224,9 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         if nothing and len(missing) == len(outputs):
             continue
         got = d.filled(pulled)
-        expected = torch.zeros_like(got) if len(missing) == len(outputs) else d.pull(zeros)
+        expected = torch.zeros_like(got)
+        if len(missing) < len(outputs):
+            expected = d.pull([d.zeros[i] if i in missing else t for i, t in enumerate(d.cotangents)])
         if not d.close(got, expected, expected.abs() + 1):
             return failed(name, f"when {which} is undefined the gradient is not that of a zero cotangent")
         if len(missing) < len(outputs):

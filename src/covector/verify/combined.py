@@ -6,6 +6,7 @@ zero. An error that the entry rule allows may show here: what does not agree is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,10 +41,11 @@ class Probes:
 class Sum(NamedTuple):
     """Which columns sums of weighted entries belong to, and how far off rounding may put them.
 
-    Columns in one row were moved together, so that a sum may hold entries of any of them.
+    Columns in one row of an array were moved together, so that a sum may hold entries of any of them;
+    those of a slice were moved one by one.
     """
 
-    columns: np.ndarray
+    columns: np.ndarray | slice
     noise: np.ndarray | float
 
 
@@ -67,9 +69,10 @@ class Sums:
                 for columns, noise in of
             )
 
-    def _least(self, columns: np.ndarray) -> np.ndarray:
+    def _least(self, columns: np.ndarray | slice) -> np.ndarray:
         """What the entry rule allows, for the smallest step of those that were made together."""
-        return self._allowed[columns].min(1, keepdims=True)
+        allowed = self._allowed[columns]
+        return allowed if isinstance(columns, slice) else allowed.min(1, keepdims=True)
 
     def hold(self, of: Sequence[Sum], take: Callable[[np.ndarray], list[np.ndarray]]) -> bool:
         """Whether these sums, taken from differences with a step, are what they should be."""
@@ -108,20 +111,19 @@ def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, each differenced by itself in batches."""
     cotangents, size = probes.cotangents.numpy(), problem.block_size()
     # Rounding of the outputs, which adds up as independent numbers do.
-    noise = 4 * problem.rounding * float(np.linalg.norm(cotangents[0] * problem.known.numpy()))
-    every = np.arange(problem.inputs.size)[:, None]
+    weighted = cotangents[0] * problem.known.numpy()
+    noise = 4 * problem.rounding * math.sqrt(weighted @ weighted)
 
     def take(step: np.ndarray) -> list[np.ndarray]:
-        span = slice(first, first + size)
-        differences = problem.column_differences(step, span, loop=False)
-        return [(cotangents @ differences.T)[..., None]]
+        return [cotangents @ problem.column_differences(step, span, loop=False).T]
 
     for eps in step_sizes(problem, tol.eps):
         sums = Sums(problem, probes, problem.steps(eps), tol)
-        if not sums.visible([Sum(every, noise)]):
+        if not sums.visible([Sum(slice(None), noise)]):
             continue
         for first in range(0, problem.inputs.size, size):
-            if not sums.hold([Sum(every[first : first + size], noise)], take):
+            span = slice(first, first + size)
+            if not sums.hold([Sum(span, noise)], take):
                 return False
         return True
     return False

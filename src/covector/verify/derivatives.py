@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from covector._chart import ShapeChange
+from covector._chart import ShapeChange, same_numbers
 from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify.aligned import Alignment, aligned_agree, by_moving, by_shape
 from covector.verify.combined import Probes, columns_agree
 from covector.verify.compare import Verdict
-from covector.verify.directions import uneven, weights
+from covector.verify.directions import SHRINK, Cotangents, cotangents_of, weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
 from covector.verify.probes import compare_probe
 from covector.verify.problem import NotBatchable, Problem
@@ -34,9 +33,6 @@ _MANY_NUMBERS = 1 << 17
 _WORTH = 0.5
 
 _DOUBLE = torch.finfo(torch.float64).eps
-
-# A power of two, so that scaling rounds nothing.
-_SHRINK = -1024.0
 
 
 @dataclass(frozen=True)
@@ -154,36 +150,34 @@ class Derivatives:
     @lazy
     def probes(self) -> Probes:
         """The random cotangent and its pullback; if it is not to be fast, an uneven cotangent too."""
+        rows = self._random.rows
         if self.options.fast:
-            return Probes(self._cotangent[None], self.pulled_coordinates[None])
-        other = uneven(self.problem.outputs.size, self.options.tol.seed) * -self._cotangent
-        pulled = self.pull(self.problem.outputs.from_coords(other.clone()))
-        return Probes(torch.stack([self._cotangent, other]), torch.stack([self.pulled_coordinates, pulled]))
+            return Probes(rows[:1], self.pulled_coordinates[None])
+        pulled = self.pull(_copies(self._random.uneven))
+        return Probes(rows, torch.stack([self.pulled_coordinates, pulled]))
+
+    @lazy
+    def _random(self) -> Cotangents:
+        return cotangents_of(self.problem.outputs, self.options.tol.seed)
+
+    @property
+    def _cotangent(self) -> Tensor:
+        return self._random.rows[0]
 
     @lazy
     def cotangents(self) -> list[Tensor]:
         """One random cotangent, the same for every check."""
-        return self.problem.outputs.from_coords(self._given)
-
-    @lazy
-    def _given(self) -> Tensor:
-        """What backwards are given: a copy, because one may write to it."""
-        return self._cotangent.clone()
+        return _copies(self._random.even)
 
     @property
     def cotangent_kept(self) -> bool:
-        """Whether no backward has written to the random cotangent, where the tensor shares its memory."""
-        return torch.equal(self._given, self._cotangent)
-
-    @lazy
-    def _cotangent(self) -> Tensor:
-        return weights(self.problem.outputs.size, self.options.tol.seed)
+        """Whether no backward has written to the random cotangent."""
+        return all(map(same_numbers, self.cotangents, self._random.even))
 
     @lazy
     def shrunk(self) -> Tensor:
         """The pullback of a negative cotangent, 1024 times smaller, scaled back: if linear, the same bits."""
-        small = self.problem.outputs.from_coords(self._cotangent / _SHRINK)
-        return self.filled(self.reverse.pull(small)) * _SHRINK
+        return self.pull(_copies(self._random.small)) * SHRINK
 
     @lazy
     def homogeneous(self) -> bool:
@@ -210,12 +204,11 @@ class Derivatives:
 
     def pull(self, cotangents: list[Tensor]) -> Tensor:
         """A pullback in coordinates."""
-        return self.coordinates(self.reverse.apply(cotangents))
+        return self.filled(self.reverse.pull(cotangents))
 
-    def coordinates(self, tensors: list[Tensor]) -> Tensor:
-        """Gradients in coordinates."""
-        coordinates = self.problem.inputs.to_coords([t.detach() for t in tensors])
-        return graph.written_out(coordinates.to(torch.float64))
+    def filled(self, pulled: Sequence[Tensor | None]) -> Tensor:
+        """Gradients in coordinates, zeros where there is none."""
+        return graph.written_out(self.problem.inputs.coordinates(pulled))
 
     @lazy
     def forward(self) -> ForwardMap:
@@ -233,17 +226,12 @@ class Derivatives:
 
     def pushed(self, tensors: list[Tensor]) -> Tensor:
         """Tangents of the outputs in coordinates."""
-        coordinates = self.problem.outputs.to_coords([t.detach() for t in tensors])
-        return graph.written_out(coordinates.to(torch.float64))
+        return graph.written_out(self.problem.outputs.coordinates(tensors))
 
     @lazy
     def pulled_coordinates(self) -> Tensor:
         """The pullback of the random cotangent, in coordinates."""
         return self.filled(self.pulled)
-
-    def filled(self, pulled: Sequence[Tensor | None]) -> Tensor:
-        """Gradients in coordinates, zeros where there is none."""
-        return self.coordinates(self.reverse.filled(pulled))
 
     @lazy
     def matrix(self) -> Matrix:
@@ -313,7 +301,6 @@ class Derivatives:
         return looping
 
 
-@lru_cache(maxsize=128)
-def normal(size: int, seed: int) -> Tensor:
-    """Normally distributed numbers, the same for the same arguments."""
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from covector._chart import Chart, Sampled
 
 # Above this share of the columns, colours save too little to be worth finding.
 _WORTH = 0.5
@@ -22,6 +25,13 @@ _MOST_CLASSES = 50_000
 # In an uneven vector, the share of ones and the length of a run of zeros.
 _ONES = 0.05
 _RUN = 64
+
+
+# A power of two, so that scaling rounds nothing.
+SHRINK = -1024.0
+
+# Random vectors of up to this many numbers are kept for the next check.
+_KEPT = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -120,13 +130,26 @@ def random_weights(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 @lru_cache(maxsize=128)
-def weights(size: int, seed: int) -> Tensor:
-    """Numbers between 1 and 2 with random signs, the same for the same arguments."""
+def _weights(size: int, seed: int) -> Tensor:
     return 2 * random_weights(1, size, torch.Generator().manual_seed(seed))[0]
 
 
+def weights(size: int, seed: int) -> Tensor:
+    """Numbers between 1 and 2 with random signs, the same for the same arguments."""
+    return _weights(size, seed) if size <= _KEPT else _weights.__wrapped__(size, seed)
+
+
 @lru_cache(maxsize=128)
-def uneven(size: int, seed: int) -> Tensor:
+def _normal(size: int, seed: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def normal(size: int, seed: int) -> Tensor:
+    """Normally distributed numbers, the same for the same arguments."""
+    return _normal(size, seed) if size <= _KEPT else _normal.__wrapped__(size, seed)
+
+
+def _uneven(size: int, seed: int) -> Tensor:
     """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
     generator = np.random.default_rng(seed)
     powers = np.where(generator.random(size) < _ONES, 0.0, generator.integers(-10, -3, size))
@@ -136,3 +159,31 @@ def uneven(size: int, seed: int) -> Tensor:
     factors = np.where(kept, np.exp2(powers), 0.0)
     factors[np.flatnonzero(kept)[0]] = 1.0
     return torch.from_numpy(factors)
+
+
+class Cotangents(NamedTuple):
+    """Random cotangents of some outputs. A backward may write to what it is given: copies are for it."""
+
+    rows: Tensor
+    """In coordinates: v, and an uneven one with the opposite signs."""
+    even: list[Tensor]
+    """The tensors of v."""
+    uneven: list[Tensor]
+    """The tensors of the other."""
+    small: list[Tensor]
+    """The tensors of v / SHRINK."""
+
+
+def cotangents_of(chart: Chart | Sampled, seed: int) -> Cotangents:
+    """Random cotangents, the same for the same arguments."""
+    if isinstance(chart, Chart) and chart.can_batch and chart.size <= _KEPT:
+        return _cotangents(chart, seed)
+    return _cotangents.__wrapped__(chart, seed)
+
+
+@lru_cache(maxsize=128)
+def _cotangents(chart: Chart | Sampled, seed: int) -> Cotangents:
+    even = weights(chart.size, seed)
+    rows = torch.stack([even, _uneven(chart.size, seed) * -even]) if chart.size else even.new_zeros(2, 0)
+    given = (even.clone(), rows[1].clone(), even / SHRINK)
+    return Cotangents(rows, *map(chart.from_coords, given))

@@ -51,13 +51,15 @@ class ReverseMap(_QuietMap):
         super().__init__(problem)
         self._outputs = list(problem.graph_outputs if outputs is None else outputs)
 
-    def pull(self, cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """What the graph gives, None where it leads nowhere."""
-        used = [i for i, output in enumerate(self._outputs) if output.requires_grad]
-        if not used:
-            return [None] * len(self.problem.variables)
-        outputs, along = [self._outputs[i] for i in used], [cotangents[i] for i in used]
-        return graph.backward(outputs, along, self.problem.variables, keep=True, record=False)
+    def pull(
+        self, cotangents: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+    ) -> Sequence[Tensor | None]:
+        """What the graph behind the outputs gives, None where it leads nowhere."""
+        problem = self.problem
+        if not problem.differentiable:
+            return [None] * len(problem.variables)
+        outputs = self._outputs if outputs is None else outputs
+        return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J^T v, zeros where the graph leads nowhere."""

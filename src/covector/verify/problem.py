@@ -33,7 +33,7 @@ from covector.verify.tolerance import HasRows, Tolerance
 _BATCH_NUMBERS = 1 << 21
 
 # Next to the point, values may be off their mean by curvature; by more than this, the function may be one
-# that gives another value each time; by more than that, it jumps, or its batches are wrong.
+# that gives another value each time; by more than that, it jumps or has a pole, or its batches are wrong.
 _CURVED = 1e-9
 _JUMP = 1e-3
 
@@ -380,8 +380,10 @@ class Problem:
         values = self.values(torch.from_numpy(points), loop=loop).numpy()
         plus, minus = values[: len(values) // 2], values[len(values) // 2 :]
         if self._batchable and not self._batch_trusted:
-            if not self._around(plus[0], minus[0]) or not self._as_singly(points[0], values[0]):
-                self._batchable = False  # a batching rule is wrong, or the function jumps: evaluate singly
+            # A custom Function may have a batching rule of its own.
+            known = self._around(plus[0], minus[0]) and not self._custom
+            if not known and not self._as_singly(points[0], values[0]):
+                self._batchable = False  # a batching rule is wrong: evaluate singly
                 return self._halved(points, loop)
             self._batch_trusted = True
         with np.errstate(all="ignore"):
@@ -398,6 +400,9 @@ class Problem:
         if known.size == 0:
             return True
         with np.errstate(all="ignore"):
+            off = abs(plus + minus - 2 * known).max()
+            if off <= _CURVED:
+                return True
             off = (abs(plus + minus - 2 * known) / (1 + abs(known))).max()
         # Compared such that NaN does not count as far off.
         if off > _CURVED:
@@ -405,9 +410,7 @@ class Problem:
         return not off > _JUMP
 
     def _as_singly(self, point: np.ndarray, values: np.ndarray) -> bool:
-        """Whether a custom Function, which may have a batching rule of its own, gives the same singly."""
-        if not self._custom:
-            return True
+        """Whether the function gives the same values without a batch."""
         alone = self.values(torch.from_numpy(point[None]), batch=False)[0].numpy()
         with np.errstate(all="ignore"):
             return not (abs(alone - values) / (1 + abs(alone))).max(initial=0.0) > _CURVED

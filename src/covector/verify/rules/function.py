@@ -20,11 +20,11 @@ def stale(case: Case) -> Iterator[Found]:
     if case.mode != "reverse mode" or d.problem.closes_over:
         return
     run = ReverseMap(d.problem, d.problem.fresh())
-    before, again = (d.coordinates(run.apply(d.cotangents)) for _ in range(2))
+    before, again = (d.filled(run.pull(d.cotangents)) for _ in range(2))
     if not torch.equal(before, again):
         return
     d.problem.values((d.problem.point + 0.5 * d.problem.step(1.0))[None], batch=False)
-    if not torch.equal(before, d.coordinates(run.apply(d.cotangents))):
+    if not torch.equal(before, d.filled(run.pull(d.cotangents))):
         text = f"{case.rule} uses a value of another call: it changes when the function is run elsewhere"
         yield Found(text, 0.98)
 
