@@ -110,10 +110,11 @@ class Chart(NamedTuple):
         if len(self.places) == 1:
             place = self.places[0]
             if place.dtype is not coordinates.dtype:
-                coordinates = coordinates.to(real_dtype(place.dtype))
+                coordinates = coordinates.to(place.dtype.to_real())
             return [place.from_real(coordinates)]
+        # Slices of a stack are not contiguous, which some operations refuse.
         return [
-            place.from_real(coordinates[..., place.start : place.stop].to(real_dtype(place.dtype)))
+            place.from_real(coordinates[..., place.start : place.stop].contiguous().to(place.dtype.to_real()))
             for place in self.places
         ]
 

@@ -204,8 +204,17 @@ def is_known(kind: type) -> bool:
     return kind.__name__ != "CppFunction" and not hasattr(kind, "_forward_cls")
 
 
-def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
-    """The ids of the leaves behind these tensors (themselves included), and the inner nodes."""
+class Reached(NamedTuple):
+    """What stands behind some tensors."""
+
+    leaves: set[int]
+    """The ids of the leaves, and of the tensors themselves."""
+    inner: set[Any]
+    """The nodes that are no leaves."""
+
+
+def reached(tensors: Sequence[Tensor]) -> Reached:
+    """Walk the graph behind these tensors."""
     leaves = {id(tensor) for tensor in tensors}
     pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen: set[Any] = set()
@@ -218,7 +227,7 @@ def reached(tensors: Sequence[Tensor]) -> tuple[set[int], set[Any]]:
             for parent, _ in node.next_functions:
                 if parent is not None:
                     pending.append(parent)
-    return leaves, seen
+    return Reached(leaves, seen)
 
 
 def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:
@@ -245,9 +254,8 @@ def written_out(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
-    """The dtypes of the tensors that the graph behind these went through."""
-    _, inner = reached(tensors)
+def dtypes(inner: set[Any]) -> set[torch.dtype]:
+    """The dtypes of the tensors that went into these nodes' backwards."""
     return {
         metadata.dtype
         for node in inner

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import Module
@@ -129,7 +129,8 @@ def check(
         arguments = arguments_of(caller, inputs, kwargs, argnums, argnames)
     chosen = {"argnums": argnums, "argnames": argnames}
     extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
-    return _report(caller, arguments, options, Call("check", func, as_tuple(inputs), kwargs or {}, extra))
+    call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
+    return _report(_look(caller, arguments, options), call)
 
 
 def gradcheck(
@@ -183,8 +184,9 @@ def gradcheck(
     )
     caller = caller_of("gradcheck", func)
     checked("gradcheck", options)
-    call = Call("gradcheck", func, as_tuple(inputs))
-    return _answer(_report(caller, arguments_of(caller, inputs), options, call), raise_exception)
+    look = _look(caller, arguments_of(caller, inputs), options)
+    # A report takes as long to write as a small check to make; of a check that passes it is not read.
+    return look.right or _refuted(_report(look, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
 
 
 def gradgradcheck(
@@ -250,14 +252,17 @@ def gradgradcheck(
         scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
         call = Call("gradgradcheck", func, given, {}, extra + scattered)
         try:
-            report = _report(backward, arguments, options, call, first)
+            look = _look(backward, arguments, options, first)
+            if look.right:
+                return True
+            report = _report(look, call, first)
         except RuntimeError as error:
             if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
                 raise
             report = _unsupported(
                 caller, first, code(call, options, by_name=first.closes_over), missing, error
             )
-    return _answer(report, raise_exception)
+    return _refuted(report, raise_exception)
 
 
 @contextmanager
@@ -274,13 +279,21 @@ def unchanged(function: Callable[..., Any]) -> Iterator[None]:
             buffer.data.copy_(value)
 
 
-def _report(
-    caller: Caller,
-    arguments: Arguments,
-    options: Options,
-    call: Call,
-    first: Problem | None = None,
-) -> Report:
+class _Look(NamedTuple):
+    """What was looked at, and what was found."""
+
+    derivatives: Derivatives
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        """Whether everything passed."""
+        return all(found.outcome is Outcome.PASSED for found in self.findings)
+
+
+def _look(caller: Caller, arguments: Arguments, options: Options, first: Problem | None = None) -> _Look:
+    """Make the checks; of the backward of the function of a problem, if there is a first one."""
     started = time.perf_counter()
     with unchanged(caller.function):
         closes_over = first is not None and first.closes_over
@@ -294,7 +307,7 @@ def _report(
         )
         if first is not None:
             problem.name_after(first)
-        if problem.coarse:
+        if problem.low_precision and problem.coarse:
             warn(
                 f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
                 "does not take float64; differences are too coarse for a sharp verdict.",
@@ -305,21 +318,23 @@ def _report(
             findings = run_checks(derivatives)
             if not options.brief:
                 findings = diagnosed(derivatives, findings)
-    verb, function = caller.verb, (caller if first is None else first.caller).name
-    # Names take as long to find as a small check to make; a check that passes is not read.
-    right = all(f.outcome is Outcome.PASSED for f in findings)
-    passed = right and verb != "check"
+    return _Look(derivatives, findings, time.perf_counter() - started)
+
+
+def _report(look: _Look, call: Call, first: Problem | None = None) -> Report:
+    derivatives, findings, seconds = look
+    problem, options = derivatives.problem, derivatives.options
     return Report(
-        function,
-        verb,
+        (problem if first is None else first).caller.name,
+        call.verb,
         findings,
-        () if passed else tuple(problem.input_names),
-        () if passed else tuple(problem.output_names),
-        "" if passed else _method(derivatives),
+        tuple(problem.input_names),
+        tuple(problem.output_names),
+        _method(derivatives),
         options.tol.seed,
         problem.evaluations,
-        time.perf_counter() - started,
-        "" if right else code(call, options, by_name=problem.closes_over),
+        seconds,
+        "" if look.right else code(call, options, by_name=problem.closes_over),
         derivatives.raised,
         Source(derivatives, partial(unchanged, call.function)),
     )
@@ -356,9 +371,7 @@ def _method(derivatives: Derivatives) -> str:
     return f"every one of {size}, step {tol.eps:g}{rows}"
 
 
-def _answer(report: Report, raise_exception: bool) -> bool:
-    if report:
-        return True
+def _refuted(report: Report, raise_exception: bool) -> Literal[False]:
     if raise_exception:
         raise GradcheckError(str(report), report) from report.cause
     return False

@@ -14,7 +14,7 @@ from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.compare import bisect, compare
 from covector.verify.derivatives import Derivatives
-from covector.verify.diagnose import failed, finding
+from covector.verify.diagnose import failed, finding, passed
 from covector.verify.directions import normal
 from covector.verify.maps import Matrix, missing_kernel
 from covector.verify.probes import compare_pushes
@@ -53,7 +53,7 @@ def impurity(found: Impure) -> Finding:
 def reverse_mode(d: Derivatives) -> Finding:
     """Reverse mode agrees with differences."""
     if d.combined:
-        return Finding("reverse mode", Outcome.PASSED)
+        return passed("reverse mode")
     if d.probing and (d.probed.outcome is not Outcome.INCONCLUSIVE or d.probed.mismatches):
         return finding("reverse mode", d.probed, "reverse mode")
     tol = d.problem.tolerance(d.options.tol, d.matrix)
@@ -83,7 +83,7 @@ def forward_linearity(d: Derivatives) -> Finding:
         assert matrix is not None
         got, summed, total = d.push(tangent), matrix @ tangent, matrix.abs() @ tangent.abs()
     if d.close(got, summed, total):
-        return Finding("linearity", Outcome.PASSED)
+        return passed("linearity")
     return failed("linearity", "forward mode is not linear in the tangent: the push of a sum is not the sum")
 
 
@@ -91,7 +91,7 @@ def no_derivative(d: Derivatives) -> Finding:
     """Where no output is differentiable, the function must be constant."""
     problem = d.problem
     zero = Matrix((problem.outputs.size, problem.inputs.size))
-    verdict = compare(problem, zero, replace(d.options.tol, atol=1e-12, rtol=0.0))
+    verdict = compare(problem, zero, d.options.tol._replace(atol=1e-12, rtol=0.0))
     found = finding("no derivative", verdict, "an output without a graph")
     if found.outcome is Outcome.FAILED:
         return replace(
@@ -122,7 +122,7 @@ def gradient_kind(d: Derivatives) -> Finding:
                 "derivative is not zero",
                 "Without a mask every element is a variable: give the gradient of each, or pass masked=True.",
             )
-    return Finding(name, Outcome.PASSED, "; ".join(remarks))
+    return Finding(name, Outcome.PASSED, "; ".join(remarks)) if remarks else passed(name)
 
 
 def _lacking(d: Derivatives, missing: list[int]) -> str | None:
@@ -148,10 +148,10 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def determinism(d: Derivatives) -> Finding:
     """Pulling the same cotangent back again gives the same gradient."""
     if torch.equal(d.shrunk, d.pulled_coordinates):
-        return Finding("determinism", Outcome.PASSED)
+        return passed("determinism")
     repeated = d.reverse.pull(d.cotangents)
     if all(map(_same, d.pulled, repeated)):
-        return Finding("determinism", Outcome.PASSED)
+        return passed("determinism")
     runs = torch.stack(
         [d.pulled_coordinates, d.filled(repeated), *(d.pull(d.cotangents) for _ in range(_RUNS - 2))]
     )
@@ -159,7 +159,7 @@ def determinism(d: Derivatives) -> Finding:
     spread = torch.where(runs.isnan().all(0), 0.0, spread.nan_to_num(torch.inf))
     worst = float(spread.max()) if spread.numel() else 0.0
     if worst <= d.options.nondet_tol:
-        return Finding("determinism", Outcome.PASSED)
+        return passed("determinism")
     where = d.problem.inputs.label(int(spread.argmax()), d.problem.input_names)
     return failed(
         "determinism",
@@ -176,7 +176,7 @@ def linearity(d: Derivatives) -> Finding:
         return failed(name, "the backward writes to its cotangent, which others may need too")
     if d.agreed and d.homogeneous and d.options.undefined:
         # The pullback of a generic cotangent is right; that of zero is looked at as an undefined one.
-        return Finding(name, Outcome.PASSED)
+        return passed(name)
     zero = d.of_zero()
     # Zero times infinity is NaN.
     if zero.numpy().any() and (wrong := (zero != 0) & zero.isfinite()).any():
@@ -187,7 +187,7 @@ def linearity(d: Derivatives) -> Finding:
             "The backward has to multiply by its grad_output.",
         )
     if d.is_linear() and d.homogeneous:
-        return Finding(name, Outcome.PASSED)
+        return passed(name)
     negative = d.pull(d.opposite)
     odd = d.close(negative, -d.pulled_coordinates, d.pulled_coordinates.abs() + 1)
     what = "the pullback of a sum is not the sum of the pullbacks"
@@ -236,7 +236,7 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         stack, whole = torch.stack(parts), (len(parts) - 1) * d.pulled_coordinates
         if not d.close(stack.sum(0), whole, stack.abs().sum(0) + 1):
             return failed(name, "when the cotangents are undefined in turn, the gradients do not add up")
-    return Finding(name, Outcome.PASSED)
+    return passed(name)
 
 
 def unspecified_cotangents(d: Derivatives) -> Finding:
@@ -246,7 +246,7 @@ def unspecified_cotangents(d: Derivatives) -> Finding:
     pairs = [place.halved(coordinates[place.start : place.stop]) for place in problem.outputs.places]
     expected, got = (d.pull([pair[i] for pair in pairs]) for i in (0, 1))
     if d.close(got, expected, expected.abs() + 1):
-        return Finding(name, Outcome.PASSED)
+        return passed(name)
     return failed(
         name,
         "the gradient depends on which zeros of the cotangent are specified",
@@ -269,7 +269,7 @@ def undefined_tangents(d: Derivatives) -> Finding:
                 "undefined tangents",
                 f"without a tangent for {problem.input_names[missing]} the result is not that of a zero one",
             )
-    return Finding("undefined tangents", Outcome.PASSED)
+    return passed("undefined tangents")
 
 
 def batched_reverse(d: Derivatives) -> Finding:
@@ -300,7 +300,7 @@ def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -
             return failed(
                 name, "the batched derivative differs from the looped one: a batching rule is wrong"
             )
-    return Finding(name, Outcome.PASSED)
+    return passed(name)
 
 
 @dataclass(frozen=True)
@@ -311,10 +311,6 @@ class Check:
     mode: Callable[[Derivatives], bool]
     run: Callable[[Derivatives], Finding]
     wanted: Callable[[Derivatives], bool] = lambda d: True
-
-    def applies(self, d: Derivatives) -> bool:
-        """Whether the check is to be made."""
-        return self.mode(d) and self.wanted(d)
 
 
 def _reverse(d: Derivatives) -> bool:
@@ -369,15 +365,15 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
 def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
     """What the checks find. A mode that raises or is not supported is reported once."""
     findings: list[Finding] = []
-    out: set[Callable[[Derivatives], bool]] = set()
+    modes = {mode for mode in (_neither, _reverse, _forward) if mode(d)}
     for check in CHECKS:
-        if check.mode in out or not check.applies(d):
+        if check.mode not in modes or not check.wanted(d):
             continue
         try:
             findings.append(check.run(d))
         except UnsupportedError as error:
             findings.append(Finding(check.name, Outcome.UNSUPPORTED, str(error)))
-            out.add(check.mode)
+            modes.discard(check.mode)
         except Exception as error:
             # A derivative that raises is a finding; a function that raises is not.
             if isinstance(error, CovectorError | ShapeChange | Impure) or error is d.problem.raised:
@@ -385,10 +381,10 @@ def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
             d.raised = error
             if (missing := missing_kernel(error)) is not None:
                 findings.append(Finding(check.name, Outcome.UNSUPPORTED, f"torch does not have {missing}"))
-                out.add(check.mode)
+                modes.discard(check.mode)
                 continue
             findings.append(failed(check.name, f"the derivative raised {type(error).__name__}: {error}"))
-            out.add(check.mode)
+            modes.discard(check.mode)
         if d.options.brief and findings[-1].outcome is not Outcome.PASSED:
             break
     return tuple(findings)

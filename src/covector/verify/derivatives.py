@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ _WORTH = 0.5
 _DOUBLE = torch.finfo(torch.float64).eps
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What is to be checked, and how."""
 
     tol: Tolerance
@@ -299,7 +298,6 @@ class Derivatives:
         looping = ReverseMap(self.problem)
         looping.batching = looping.batching.down("loop", "the batch disagrees with a single pullback")
         return looping
-
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,6 @@ class Problem:
         self._batch_trusted = False
         self._randomness = "error"
         self._pure = False
-        self._custom = False
         self._lifted = False
         self.originals: list[Tensor] = arguments.primals()
         self._most, self._seed, self.masked = max_entries, seed, masked
@@ -92,23 +90,25 @@ class Problem:
             for place, tensor in zip(whole.places, self.originals, strict=True)
         ]
         self._others = list(arguments.leaves)
-        for index in set(range(len(self._others))) - set(arguments.chosen):
-            self._others[index] = guarded(self._others[index])
+        if len(arguments.chosen) < len(self._others):
+            chosen = set(arguments.chosen)
+            for index, leaf in enumerate(self._others):
+                if index not in chosen:
+                    self._others[index] = guarded(leaf)
         try:
-            returned = self._record()
+            self._record()
         except RuntimeError as error:
             # The function looks beyond its input, into the storage that the caller's tensor is a view of.
             if "out of bounds for storage" not in str(error):
                 raise
-            in_place, returned = True, None
-        self._refuse(returned)
-        self.closes_over = in_place or self._closes_over(returned)
+            in_place = True
+        self.closes_over = in_place or self._closes_over()
         if self.closes_over:
             self._refuse_materialised()
             self.variables = self.originals
             self._others = list(arguments.leaves)
-            returned = self._record()
-        self._take(returned)
+            self._record()
+        self._take()
         self._point_others = self._others
         if self.low_precision:
             self._lift()
@@ -120,19 +120,23 @@ class Problem:
                 "specifies too few elements for masked=False; pass it as an argument, or masked=True."
             )
 
-    def _refuse(self, returned: Any) -> None:
-        for leaf in flatten(returned)[0]:
+    def _record(self) -> None:
+        """Run the function with its graph, and look at what it returns."""
+        with torch.enable_grad():
+            self._returned = self.call(self.variables)
+        self._leaves, self.spec = flatten(self._returned)
+        for leaf in self._leaves:
             if is_differentiable(leaf) and (reason := refusal(leaf, is_output=True)) is not None:
                 raise OutputError(f"{self.caller}: an output {reason}")
+        self._reached = graph.reached([t for t in self._leaves if isinstance(t, Tensor) and t.requires_grad])
 
-    def _take(self, returned: Any) -> None:
-        leaves, self.spec = flatten(returned)
+    def _take(self) -> None:
+        leaves = self._leaves
         if leaves and not any(isinstance(leaf, Tensor) for leaf in leaves):
             raise OutputError(
-                f"{self.caller}: the function must return tensors, got {summary(returned)}. Did it call "
-                ".item(), or forget to return?"
+                f"{self.caller}: the function must return tensors, got {summary(self._returned)}. Did it "
+                "call .item(), or forget to return?"
             )
-        self._returned = returned
         self.kept = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and leaf.requires_grad]
         self.differentiable = bool(self.kept)
         if not self.differentiable:
@@ -169,7 +173,7 @@ class Problem:
     def derivative_rounding(self) -> float:
         """The rounding error of a derivative, relative to its size: also that of a cast on the way."""
         places = {place.dtype for place in (*self.inputs.places, *self.outputs.places)}
-        dtypes = places | graph.dtypes(self.graph_outputs)
+        dtypes = places | graph.dtypes(self._reached.inner)
         if dtypes <= _PRECISE:
             return _DOUBLE
         return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
@@ -209,7 +213,7 @@ class Problem:
         step = tol.eps if self._lifted else max(tol.eps, rounding ** (1 / 3))
         # A row is what one cotangent gives: its rounding is in proportion to its own largest entry.
         slack = 32 * rounding * derivative.row_sizes() if self._lifted else 0.0
-        return replace(tol, eps=step, slack=slack)
+        return tol._replace(eps=step, slack=slack)
 
     def again(self) -> Tensor:
         """The outputs of another run at the same point."""
@@ -251,25 +255,26 @@ class Problem:
             self.raised = error
             raise
 
-    def _record(self) -> Any:
-        with torch.enable_grad():
-            return self.call(self.variables)
-
     def fresh(self) -> list[Tensor]:
         """The kept outputs of another run, with a graph of their own."""
-        leaves, _ = flatten(self._record())
+        with torch.enable_grad():
+            leaves, _ = flatten(self.call(self.variables))
         return [leaves[i] for i in self.kept]
 
-    def _closes_over(self, returned: Any) -> bool:
+    @property
+    def _custom(self) -> bool:
+        """Whether a custom Function is on the way."""
+        return any(hasattr(node, "_forward_cls") for node in self._reached.inner)
+
+    def _closes_over(self) -> bool:
         """Whether the function uses the caller's own tensors beside, or instead of, what it is given."""
-        outputs = [leaf for leaf in flatten(returned)[0] if is_differentiable(leaf)]
-        leaves, nodes = graph.reached([output for output in outputs if output.requires_grad])
-        self._custom = any(hasattr(node, "_forward_cls") for node in nodes)
+        leaves, inner = self._reached
         for tensor in self.originals:
-            if id(tensor) in leaves or (tensor.grad_fn is not None and tensor.grad_fn in nodes):
+            if id(tensor) in leaves or (tensor.grad_fn is not None and tensor.grad_fn in inner):
                 return True
         if not self._captures() and all(id(variable) in leaves for variable in self.variables):
             return False
+        outputs = [leaf for leaf in self._leaves if is_differentiable(leaf)]
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
         away = [moved(tensor) for tensor in self.originals]
         with torch.no_grad(), shifted(self.originals, away):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -19,8 +18,7 @@ class HasRows(Protocol):
         """The largest entry of each row, without its sign."""
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The entry rule, the step of the first look, and what to make of a kink or of a wrong entry."""
 
     atol: float
