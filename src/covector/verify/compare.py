@@ -152,12 +152,8 @@ def _second_look(
 ) -> Verdict:
     """Slopes with error bounds along the suspect groups; then the entries behind what remains."""
     problem.require_pure()
-    if tol.named == 1:
-        # One entry that is wrong decides, and the worst cell is the likeliest to hold one.
-        worst = (int(suspects.colour[0]), int(suspects.row[0]))
-        found = _name(problem, analytic, groups, [worst], tol, {})
-        if found.outcome is Outcome.FAILED:
-            return replace(found, entries=verdict.entries)
+    if tol.named == 1 and _worst_is_wrong(problem, analytic, groups, suspects, tol):
+        return replace(verdict, outcome=Outcome.FAILED)
     pending = suspects.colour.unique_consecutive()
     pending = pending[_first_occurrences(pending)]
     resolved = 0
@@ -190,6 +186,16 @@ def _second_look(
                     counted=groups.count == groups.colour.numel(),
                 )
     return verdict
+
+
+def _worst_is_wrong(
+    problem: Problem, analytic: Matrix, groups: Groups, suspects: Cells, tol: Tolerance
+) -> bool:
+    """One entry that is wrong decides: whether the likeliest one is, beyond doubt."""
+    colour, row = int(suspects.colour[0]), int(suspects.row[0])
+    for column in _candidates(problem, groups, analytic, colour, row):
+        return _far_off(problem, analytic.entry(row, column), row, column, tol)
+    return False
 
 
 def _first_occurrences(values: Tensor) -> Tensor:
@@ -265,20 +271,15 @@ def _name(
     judged: list[tuple[Outcome, Mismatch]] = []
     seen: set[tuple[int, int]] = set()
     for colour, row in cells:
-        members = groups.members(colour)
-        known = analytic.row_columns(row)
-        known = known[groups.colour[known] == colour]
-        for column in _candidates(problem, members, known, row):
+        for column in _candidates(problem, groups, analytic, colour, row):
             if (row, column) in seen:
                 break
             seen.add((row, column))
-            entry, along = analytic.entry(row, column), unit(problem.inputs.size, column)
-            if tol.named == 1 and _far_off(
-                problem, entry, slopes_along(problem, along, few=True), row, column, tol
-            ):
+            entry = analytic.entry(row, column)
+            if tol.named == 1 and _far_off(problem, entry, row, column, tol):
                 return Verdict(Outcome.FAILED)
             if column not in by_column:
-                by_column[column] = slopes_along(problem, along)
+                by_column[column] = slopes_along(problem, unit(problem.inputs.size, column))
             outcome, mismatch = judge(problem, entry, by_column[column], row, column, tol)
             if outcome is not Outcome.PASSED:
                 judged.append((outcome, mismatch))
@@ -288,14 +289,17 @@ def _name(
     return verdict_of(judged)
 
 
-def _far_off(problem: Problem, entry: float, slopes: Slopes, row: int, column: int, tol: Tolerance) -> bool:
+def _far_off(problem: Problem, entry: float, row: int, column: int, tol: Tolerance) -> bool:
     """Whether an entry is wrong by so much that a better slope would change nothing."""
+    slopes = slopes_along(problem, unit(problem.inputs.size, column), few=True)
     outcome, mismatch = judge(problem, entry, slopes, row, column, tol)
     return outcome is Outcome.FAILED and mismatch.error > mismatch.allowed + _CLEARLY * mismatch.bound
 
 
-def _candidates(problem: Problem, members: Tensor, known: Tensor, row: int) -> Iterator[int]:
+def _candidates(problem: Problem, groups: Groups, analytic: Matrix, colour: int, row: int) -> Iterator[int]:
     """The columns that can be behind a wrong cell: the one of the pattern first, then one it lacks."""
+    members, known = groups.members(colour), analytic.row_columns(row)
+    known = known[groups.colour[known] == colour]
     yield from known.tolist()
     lacking = members[~torch.isin(members, known)]
     nothing = torch.zeros(problem.inputs.size, dtype=torch.float64)

@@ -28,8 +28,8 @@ from covector.transforms._door import summary
 from covector.verify.stand_ins import doubled, filled, guarded, is_differentiable, same_bits, shifted
 from covector.verify.tolerance import HasRows, Tolerance
 
-# A batch of evaluations holds at most this many numbers of input and output.
-_BATCH_NUMBERS = 1 << 21
+# A batch of evaluations holds at most this many numbers of input and output: what fits a cache.
+_BATCH_NUMBERS = 1 << 19
 
 # Next to the point, values may be off their mean by curvature; by more than this, the function may be one
 # that gives another value each time; by more than that, it jumps or has a pole, or its batches are wrong.
