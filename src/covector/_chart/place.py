@@ -48,7 +48,8 @@ class Place(NamedTuple):
 
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, still in its own shape."""
-        tensor = dense(tensor)
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
         if self.dtype.is_complex:
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
         return tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covector.verify.combined import Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
-from covector.verify.directions import random_weights
+from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, ReverseMap
 from covector.verify.problem import Problem
 from covector.verify.report import Mismatch, Outcome
@@ -43,9 +43,7 @@ def compare_probe(
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
-    problem.require_pure()
-    generator = torch.Generator().manual_seed(tol.seed + 1)
-    along = 2 * random_weights(count, problem.inputs.size, generator)
+    along = weights(count * problem.inputs.size, tol.seed + 1).reshape(count, -1)
     step = problem.step(tol.eps)
     numeric, noise = _differences(problem, probes.cotangents[0], along * step)
     smallest = tol.atol * step.min()
@@ -61,6 +59,8 @@ def compare_probe(
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
     error = ((along * step) @ probes.pulled[0] - numeric).abs()
     suspicious = (~(error <= noise + smallest)).nonzero().flatten()[: min(_LOCATED, tol.named)].tolist()
+    if suspicious:
+        problem.require_pure()
     judged: list[tuple[Outcome, Mismatch]] = []
     for direction in suspicious:
         row, column = _narrow(problem, reverse, probes, along[direction])
@@ -82,9 +82,8 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
-    generator = torch.Generator().manual_seed(tol.seed + 2)
     scale = problem.step(1.0)
-    for direction in 2 * random_weights(count, problem.inputs.size, generator):
+    for direction in weights(count * problem.inputs.size, tol.seed + 2).reshape(count, -1):
         image = _push(problem, forward, direction * scale)
         slope = slopes_along(problem, direction).families[0]
         error = (image - slope.value).abs()
@@ -106,7 +105,7 @@ def _differences(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Te
     both = problem.differences(torch.cat([moves, 2 * moves[:1]])) @ cotangent
     numeric, double = both[:-1], both[-1] / 2
     truncation = (double - numeric[0]).abs()
-    rounding = 8 * problem.rounding * problem.known.abs().nan_to_num(0.0).norm()
+    rounding = 8 * problem.rounding * problem.known.nan_to_num(0.0, 0.0, 0.0).norm()
     return numeric, 4 * truncation + rounding
 
 

@@ -360,7 +360,10 @@ class Problem:
 
     @lazy
     def _scale(self) -> np.ndarray:
-        scale = np.fmax(abs(self.point.numpy()), 1.0)  # of NaN and 1 it is 1
+        here = self.point.numpy()
+        if here @ here < np.inf:
+            return np.maximum(abs(here), 1.0)
+        scale = np.fmax(abs(here), 1.0)  # of NaN and 1 it is 1
         return np.where(scale < np.inf, scale, 1.0)
 
     def differences(self, moves: Tensor) -> Tensor:
