@@ -89,7 +89,8 @@ class Place(NamedTuple):
         """The coordinates of a derivative by this tensor, in double precision; none is zero."""
         if derivative is None:
             return torch.zeros(self.stop - self.start, dtype=torch.float64)
-        return self.to_real(derivative.detach()).reshape(-1).to(torch.float64)
+        real = self.to_real(derivative.detach()).reshape(-1)
+        return real if real.dtype is torch.float64 else real.to(torch.float64)
 
     def values(self, tensor: Tensor) -> Tensor:
         """The numbers of the tensor that the place was made for."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -265,17 +264,22 @@ def gradgradcheck(
     return _refuted(report, raise_exception)
 
 
-@contextmanager
-def unchanged(function: Callable[..., Any]) -> Iterator[None]:
+class unchanged:  # noqa: N801 - it is used as a function
     """The random state, the inference mode and a module's buffers are as before, whatever happens."""
-    state = torch.get_rng_state()
-    buffers = [(b, b.detach().clone()) for b in function.buffers()] if isinstance(function, Module) else []
-    try:
-        with EagerTensors():
-            yield
-    finally:
-        torch.set_rng_state(state)
-        for buffer, value in buffers:
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __enter__(self) -> None:
+        self._state = torch.get_rng_state()
+        buffers = self._function.buffers() if isinstance(self._function, Module) else ()
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._eager = EagerTensors().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._eager.__exit__(*exception)
+        torch.set_rng_state(self._state)
+        for buffer, value in self._buffers:
             buffer.data.copy_(value)
 
 

@@ -54,7 +54,7 @@ def reverse_mode(d: Derivatives) -> Finding:
     """Reverse mode agrees with differences."""
     if d.combined:
         return passed("reverse mode")
-    if d.probing and (d.probed.outcome is not Outcome.INCONCLUSIVE or d.probed.mismatches):
+    if d.probing and d.probes_tell:
         return finding("reverse mode", d.probed, "reverse mode")
     tol = d.problem.tolerance(d.options.tol, d.matrix)
     return finding("reverse mode", compare(d.problem, d.matrix, tol), "reverse mode")

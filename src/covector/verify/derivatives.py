@@ -98,8 +98,8 @@ class Derivatives:
             agree = self._each_column()
             if problem.batchable:
                 return agree
-        if self.probing and numbers <= _MANY_NUMBERS:
-            return False  # a few probes take no longer
+        if self.probing and numbers <= _MANY_NUMBERS and self.probes_tell:
+            return False
         if self._aligned(by_shape(problem)):
             return True
         if self.probing:
@@ -142,6 +142,11 @@ class Derivatives:
     def agreed(self) -> bool:
         """Whether the pullback of the random cotangent agreed with differences."""
         return self.combined or (self.probing and self.probed.outcome is Outcome.PASSED)
+
+    @property
+    def probes_tell(self) -> bool:
+        """Whether differences along random directions came to a verdict."""
+        return self.probed.outcome is not Outcome.INCONCLUSIVE or bool(self.probed.mismatches)
 
     @lazy
     def probed(self) -> Verdict:

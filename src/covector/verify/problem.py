@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.nn import Parameter
 from covector._chart import Chart, Sampled, ShapeChange, is_sparse, moved, refusal, sampled
 from covector._engine import graph
 from covector._engine.batch import batched
+from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
@@ -35,6 +35,9 @@ _BATCH_NUMBERS = 1 << 19
 # that gives another value each time; by more than that, it jumps or has a pole, or its batches are wrong.
 _CURVED = 1e-9
 _JUMP = 1e-3
+
+# Smaller steps, relative to the point, are lost in its rounding.
+_LOST = 1e-12
 
 _PERFORMANCE = ("ignore", re.compile("There is a performance drop"), Warning, None, 0)
 
@@ -122,7 +125,7 @@ class Problem:
 
     def _record(self) -> None:
         """Run the function with its graph, and look at what it returns."""
-        with torch.enable_grad():
+        with GradMode(enabled=True):
             self._returned = self.call(self.variables)
         self._leaves, self.spec = flatten(self._returned)
         for leaf in self._leaves:
@@ -320,7 +323,7 @@ class Problem:
         """The coordinates of the outputs at many points, a row for each: in a batch, else in a loop."""
         if points.shape[0] == 0:
             return points.new_zeros(0, self.outputs.size)
-        with torch.no_grad():
+        with GradMode(enabled=False):
             if self.closes_over:
                 return torch.stack([self._value_in_place(point) for point in points])
             if batch and self._batchable and points.shape[0] > 1:
@@ -349,7 +352,10 @@ class Problem:
 
     def steps(self, eps: float) -> np.ndarray:
         """The same as an array."""
-        return self.made(eps * self._scale)
+        if eps < _LOST or not self._finite:
+            return self.made(eps * self._scale)
+        here = self.point.numpy()
+        return (here + eps * self._scale) - here
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
@@ -359,9 +365,14 @@ class Problem:
             return np.where(made * wanted > 0, made, wanted)
 
     @lazy
+    def _finite(self) -> bool:
+        here = self.point.numpy()
+        return bool(here @ here < np.inf)
+
+    @lazy
     def _scale(self) -> np.ndarray:
         here = self.point.numpy()
-        if here @ here < np.inf:
+        if self._finite:
             return np.maximum(abs(here), 1.0)
         scale = np.fmax(abs(here), 1.0)  # of NaN and 1 it is 1
         return np.where(scale < np.inf, scale, 1.0)
@@ -455,13 +466,13 @@ class Problem:
             return self.value(self.originals)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+class quiet(warnings.catch_warnings):  # noqa: N801 - it is used as its base is
     """Without torch's remarks on batching rules that it misses."""
-    with warnings.catch_warnings():
+
+    def __enter__(self) -> None:
+        super().__enter__()
         # What `warnings.filterwarnings` would do, without compiling the expression.
         warnings.filters.insert(0, _PERFORMANCE)  # type: ignore[attr-defined]
-        yield
 
 
 def _is_sparse(leaf: Any) -> bool:
