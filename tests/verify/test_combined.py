@@ -291,3 +291,46 @@ def test_a_jvp_that_writes_to_its_tangent_spoils_no_other_check():
     assert not first
     assert not second
     assert [f.outcome for f in first.findings] == [f.outcome for f in second.findings]
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_a_backward_that_writes_to_its_cotangent_spoils_no_other_check(fast_mode):
+    """Random cotangents are the same for every check of this shape, and each backward gets a copy."""
+
+    def written(cotangent: Tensor, x: Tensor) -> Tensor:
+        return cotangent.mul_(x.cos())
+
+    x = point(7)
+    report = covector.check(given(torch.sin, written), x, fast_mode=fast_mode)
+    assert "writes to its cotangent" in str(report)
+    for _ in range(2):
+        assert covector.gradcheck(torch.sin, x, fast_mode=fast_mode)
+        assert covector.gradcheck(given(torch.sin, lambda v, x: v * x.cos()), x, fast_mode=fast_mode)
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_a_pole_next_to_the_point_does_not_end_batches(fast_mode):
+    """There values are not around the known one, but a batch still gives what single runs give."""
+    calls = 0
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x.tan()
+
+    x = torch.linspace(-1, 1, N, dtype=torch.float64)
+    x[0] = torch.pi / 2 - 1e-5
+    assert covector.gradcheck(counted, x.requires_grad_(), fast_mode=fast_mode)
+    assert calls < N
+
+
+def test_slices_of_a_batch_are_contiguous():
+    """Some operations refuse other ones, and would be evaluated one by one."""
+    shapes = []
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        shapes.append(x.shape)
+        return torch.nn.functional.group_norm(x, 1, weight, bias)
+
+    assert covector.gradcheck(function, (point(2, 6), point(6), point(6)))
+    assert len(shapes) < 6

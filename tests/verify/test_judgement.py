@@ -191,6 +191,7 @@ COARSE = {
     "bfloat16 matmul": (torch.mm, (random(3, 4, dtype=torch.bfloat16), random(4, 2, dtype=torch.bfloat16))),
     "half": (lambda x: x * x, (random(4, dtype=torch.float16),)),
     "cast to bfloat16 inside": (lambda x: x.bfloat16().sin(), (random(4),)),
+    "cast to complex half inside": (lambda x: x.chalf(), (random(4),)),
     "cast to half and back": (lambda x: x.half().sin().double(), (random(4),)),
     "cast to float and back": (lambda x: x.float().exp().double(), (random(4),)),
     "bfloat16 with captured weight": (

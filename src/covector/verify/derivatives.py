@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart import ShapeChange, same_numbers
+from covector._chart import ShapeChange
 from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify.aligned import Alignment, aligned_agree, by_moving, by_shape
@@ -20,6 +20,7 @@ from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix,
 from covector.verify.probes import compare_probe
 from covector.verify.problem import NotBatchable, Problem
 from covector.verify.report import Outcome
+from covector.verify.stand_ins import same_bits
 from covector.verify.tolerance import Tolerance, within
 
 # Below this many numbers to compute, every column is differenced even in fast mode: it takes no longer.
@@ -178,7 +179,7 @@ class Derivatives:
     @property
     def cotangent_kept(self) -> bool:
         """Whether no backward has written to the random cotangent."""
-        return all(map(same_numbers, self.cotangents, self._random.even))
+        return all(map(same_bits, self.cotangents, self._random.even))
 
     @lazy
     def shrunk(self) -> Tensor:

@@ -24,6 +24,9 @@ _LARGEST = 2.0**-5
 # Those in the middle, which are enough where a slope is far from what it should be.
 _FEW = range(3, 8)
 
+# How many bounds two slopes are apart that contradict each other; noise may make a bound too small by chance.
+_FAR_OUTSIDE = 10
+
 # The first steps, those larger than the ones that torch's checker takes too, may leave the domain.
 _FAR = 7
 
@@ -153,8 +156,16 @@ def _extrapolated(
         # The points are rounded too: a step is really off by that, however small the outputs are.
         noise += 2 * rounding * central.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) / steps[1:, None]
     bounds = (spread + noise).nan_to_num(torch.inf, torch.inf, torch.inf)
+    bounds[_contradicted(better, bounds)] = torch.inf
     bound, best = bounds.min(0)
     return best, better.gather(0, best[None])[0], torch.where(bound.isinf(), torch.nan, bound)
+
+
+def _contradicted(value: Tensor, bounds: Tensor) -> Tensor:
+    """Which slopes lie far outside what a smaller step says: the longer one goes across a pole or a jump."""
+    gap = (value[:, None] - value[None]).abs()
+    far = gap > _FAR_OUTSIDE * (bounds[:, None] + bounds[None])
+    return far.movedim(2, 0).triu(1).any(2).T
 
 
 def _kinks(left: Tensor, right: Tensor, best: Tensor, bound: Tensor) -> Tensor:
