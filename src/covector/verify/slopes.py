@@ -151,6 +151,7 @@ def _extrapolated(
     spread = (better - central[1:]).abs()
     change = (better[1:] - better[:-1]).abs()
     spread[:-1] = torch.maximum(spread[:-1], change)
+    spread[-1] = torch.maximum(spread[-1], change[-1])
     noise = 8 * rounding * torch.maximum(plus.abs(), minus.abs())[1:] / steps[1:, None]
     if rounding > _DOUBLE:
         # The points are rounded too: a step is really off by that, however small the outputs are.
