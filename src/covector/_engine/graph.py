@@ -83,33 +83,36 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    outside = dead_end = once = by_hand = False
-    pending: list[Any] = [tensor.grad_fn]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        stuck = True
+    dead_end = False
+    inner: list[Any] = [tensor.grad_fn]
+    leaves: list[Any] = []
+    seen = set(inner)
+    for node in inner:  # it grows on the way
+        leads_on = False
         for parent, _ in node.next_functions:
-            if parent is None:
-                continue
-            stuck = False
-            if parent not in seen:
-                seen.add(parent)
-                if type(parent) is _LeafNode:
-                    outside = outside or not hasattr(parent.variable, _CLOSED)
-                else:
-                    pending.append(parent)
-        dead_end = dead_end or stuck
-        kind = type(node)
-        if kind not in _plain:
-            custom = getattr(kind, "_forward_cls", None)
-            if kind.__name__ == "CompiledFunctionBackwardBackward":
-                dead_end = True
-            elif custom is not None:
-                by_hand = True
-                once = once or getattr(custom.backward, "__code__", None) is _ONCE
-            else:
-                _plain.add(kind)
+            if parent is not None:
+                leads_on = True
+                if parent not in seen:
+                    seen.add(parent)
+                    if type(parent) is _LeafNode:
+                        leaves.append(parent)
+                    else:
+                        inner.append(parent)
+        if not leads_on:
+            dead_end = True
+    outside = once = by_hand = False
+    for leaf in leaves:
+        if not hasattr(leaf.variable, _CLOSED):
+            outside = True
+    for kind in () if _plain.issuperset(map(type, inner)) else set(map(type, inner)):
+        custom = getattr(kind, "_forward_cls", None)
+        if kind.__name__ == "CompiledFunctionBackwardBackward":
+            dead_end = True
+        elif custom is not None:
+            by_hand = True
+            once = once or getattr(custom.backward, "__code__", None) is _ONCE
+        else:
+            _plain.add(kind)
     if not (outside or dead_end or by_hand):
         return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
