@@ -52,6 +52,12 @@ def bare(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
+def default_device() -> torch.device | None:
+    """Where new tensors are made, if somebody has said so."""
+    # A default device is a mode; to ask for it takes longer than to see that there is no mode at all.
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else None
+
+
 class EagerTensors:
     """Ordinary tensors inside, also when the caller is in inference mode."""
 

@@ -81,11 +81,11 @@ class Alignment:
 
 def by_shape(problem: Problem) -> list[Alignment]:
     """The alignments of a function that works element by element, with broadcasting; none if it cannot."""
-    inputs, outputs = problem.inputs, problem.outputs
+    outputs = problem.outputs
     if not _has_axes(problem):
         return []
     found = []
-    for place in inputs.places:
+    for place in _places(problem):
         offsets = [len(output.shape) - len(place.shape) for output in outputs.places]
         axes = {
             axis: tuple(axis + offset for offset in offsets)
@@ -115,13 +115,12 @@ def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
         part[at] += sizes[at]
     with np.errstate(all="ignore"):
         changes = abs(problem.values(torch.from_numpy(points)).numpy() - problem.known.numpy())
-    axes: dict[int, Axes] = {place.start: {} for place in problem.inputs.places}
+    axes: dict[int, Axes] = {place.start: {} for place in _places(problem)}
     for change, (place, axis, index) in zip(changes, slices, strict=True):
         match = _match(change, problem.outputs.places, place.shape[axis], index, axes[place.start])
         if match is not None:
             axes[place.start][axis] = match
-    places = problem.inputs.places
-    return [Alignment(place, axes[place.start], problem.outputs.places) for place in places]
+    return [Alignment(place, axes[place.start], problem.outputs.places) for place in _places(problem)]
 
 
 def _has_axes(problem: Problem) -> bool:
@@ -129,9 +128,14 @@ def _has_axes(problem: Problem) -> bool:
     return all(isinstance(chart, Chart) and chart.can_batch for chart in charts)
 
 
+def _places(problem: Problem) -> list[AnyPlace]:
+    """Those of the inputs that have elements."""
+    return [place for place in problem.inputs.places if place.stop > place.start]
+
+
 def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
     """An input, an axis of it, and an index along that axis."""
-    for place in problem.inputs.places:
+    for place in _places(problem):
         for axis, size in enumerate(place.shape):
             if size > 1:
                 yield place, axis, size // 2

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 
 from covector._chart import Sampled
-from covector._engine.levels import EagerTensors
+from covector._engine.levels import EagerTensors, default_device
 from covector._tree import Argnames, Argnums, Arguments
 from covector.errors import (
     ArgumentTypeError,
@@ -28,7 +28,8 @@ from covector.verify.diagnose import diagnosed
 from covector.verify.door import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.exhibit import Source
 from covector.verify.maps import missing_kernel
-from covector.verify.problem import Problem, quiet
+from covector.verify.problem import NeedsGraph, Problem
+from covector.verify.quiet import quiet
 from covector.verify.report import Finding, Outcome, Report
 from covector.verify.reproduce import Call, code
 from covector.verify.second import backward_of, random_cotangents
@@ -240,8 +241,8 @@ def gradgradcheck(
     caller = caller_of("gradgradcheck", func)
     checked("gradgradcheck", options)
     given = as_tuple(inputs)
-    with unchanged(func):
-        first = Problem(caller, arguments_of(caller, given), masked=options.masked)
+    with unchanged(func) as device:
+        first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         cotangents = as_tuple(grad_outputs)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
@@ -265,18 +266,26 @@ def gradgradcheck(
 
 
 class unchanged:  # noqa: N801 - it is used as a function
-    """The random state, the inference mode and a module's buffers are as before, whatever happens."""
+    """The random state, the inference mode and a module's buffers are as before, whatever happens.
+
+    New tensors are made on the CPU inside; the default device of the caller is what it gives.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> torch.device | None:
         self._state = torch.get_rng_state()
         buffers = self._function.buffers() if isinstance(self._function, Module) else ()
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._eager = EagerTensors().__enter__()
+        device = default_device()
+        self._here = None if device is None else torch.device("cpu").__enter__()
+        return device
 
     def __exit__(self, *exception: Any) -> None:
+        if self._here is not None:
+            self._here.__exit__(*exception)
         self._eager.__exit__(*exception)
         torch.set_rng_state(self._state)
         for buffer, value in self._buffers:
@@ -296,32 +305,43 @@ class _Look(NamedTuple):
         return all(found.outcome is Outcome.PASSED for found in self.findings)
 
 
-def _look(caller: Caller, arguments: Arguments, options: Options, first: Problem | None = None) -> _Look:
+def _look(
+    caller: Caller,
+    arguments: Arguments,
+    options: Options,
+    first: Problem | None = None,
+    *,
+    recording: bool = False,
+) -> _Look:
     """Make the checks; of the backward of the function of a problem, if there is a first one."""
     started = time.perf_counter()
-    with unchanged(caller.function):
-        closes_over = first is not None and first.closes_over
-        problem = Problem(
-            caller,
-            arguments,
-            options.max_entries,
-            options.tol.seed,
-            in_place=closes_over,
-            masked=options.masked,
-        )
-        if first is not None:
-            problem.name_after(first)
-        if problem.low_precision and problem.coarse:
-            warn(
-                f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
-                "does not take float64; differences are too coarse for a sharp verdict.",
-                PrecisionWarning,
+    try:
+        with unchanged(caller.function) as device:
+            problem = Problem(
+                caller,
+                arguments,
+                options.max_entries,
+                options.tol.seed,
+                in_place=first is not None and first.closes_over,
+                masked=options.masked,
+                recording=recording,
+                device=device if first is None else first.device,
             )
-        derivatives = Derivatives(problem, options)
-        with quiet():
-            findings = run_checks(derivatives)
-            if not options.brief:
-                findings = diagnosed(derivatives, findings)
+            if first is not None:
+                problem.name_after(first)
+            if problem.low_precision and problem.coarse:
+                warn(
+                    f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
+                    "does not take float64; differences are too coarse for a sharp verdict.",
+                    PrecisionWarning,
+                )
+            derivatives = Derivatives(problem, options)
+            with quiet():
+                findings = run_checks(derivatives)
+                if not options.brief:
+                    findings = diagnosed(derivatives, findings)
+    except NeedsGraph:
+        return _look(caller, arguments, options, first, recording=True)
     return _Look(derivatives, findings, time.perf_counter() - started)
 
 

@@ -18,7 +18,7 @@ from covector.verify.diagnose import failed, finding, passed
 from covector.verify.directions import normal
 from covector.verify.maps import Matrix, missing_kernel
 from covector.verify.probes import compare_pushes
-from covector.verify.problem import Impure
+from covector.verify.problem import Impure, NeedsGraph
 from covector.verify.report import Finding, Outcome
 
 # How often the backward is run once two runs have differed.
@@ -64,7 +64,7 @@ def forward_mode(d: Derivatives) -> Finding:
     """Forward mode agrees with differences."""
     if d.probing:
         verdict = compare_pushes(d.problem, d.forward, d.options.probes, d.options.tol)
-        if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.mismatches:
+        if d.told_by(verdict):
             return finding("forward mode", verdict, "forward mode")
     matrix = d.forward_matrix
     verdict = compare(d.problem, matrix, d.problem.tolerance(d.options.tol, matrix))
@@ -156,7 +156,8 @@ def determinism(d: Derivatives) -> Finding:
         [d.pulled_coordinates, d.filled(repeated), *(d.pull(d.cotangents) for _ in range(_RUNS - 2))]
     )
     spread = runs.amax(0) - runs.amin(0)
-    spread = torch.where(runs.isnan().all(0), 0.0, spread.nan_to_num(torch.inf))
+    same = ((runs == runs[0]) | (runs.isnan() & runs[0].isnan())).all(0)
+    spread = torch.where(same, 0.0, spread.nan_to_num(torch.inf))
     worst = float(spread.max()) if spread.numel() else 0.0
     if worst <= d.options.nondet_tol:
         return passed("determinism")
@@ -376,7 +377,8 @@ def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
             modes.discard(check.mode)
         except Exception as error:
             # A derivative that raises is a finding; a function that raises is not.
-            if isinstance(error, CovectorError | ShapeChange | Impure) or error is d.problem.raised:
+            ours = isinstance(error, CovectorError | ShapeChange | Impure | NeedsGraph)
+            if ours or error is d.problem.raised:
                 raise
             d.raised = error
             if (missing := missing_kernel(error)) is not None:

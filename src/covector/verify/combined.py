@@ -27,7 +27,7 @@ _NOISY = 0.5
 _DIGITS = 1e-3
 
 # How much longer a step is that is taken where rounding would hide an entry.
-_COARSER = 64
+COARSER = 64
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,16 @@ class Sums:
 
 def step_sizes(problem: Problem, eps: float) -> tuple[float, ...]:
     """The step, and one with less noise, for functions that cannot refuse a point by raising an error."""
-    return (eps, _COARSER * eps) if problem.batchable else (eps,)
+    return (eps, COARSER * eps) if problem.batchable else (eps,)
 
 
 def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, each differenced by itself in batches."""
     cotangents, size = probes.cotangents.numpy(), problem.block_size()
     # Rounding of the outputs, which adds up as independent numbers do.
-    weighted = cotangents[0] * problem.known.numpy()
-    noise = 4 * problem.rounding * math.sqrt(weighted @ weighted)
+    with np.errstate(all="ignore"):
+        weighted = cotangents[0] * problem.known.numpy()
+        noise = 4 * problem.rounding * math.sqrt(weighted @ weighted)
 
     def take(step: np.ndarray) -> list[np.ndarray]:
         return [cotangents @ problem.column_differences(step, span, loop=False).T]

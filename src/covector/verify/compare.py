@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from covector.verify.combined import COARSER
 from covector.verify.directions import FEW_COLUMNS, FEW_IN_A_LOOP, Groups, coloured, singly
 from covector.verify.maps import Matrix
 from covector.verify.problem import NotBatchable, Problem
@@ -58,6 +59,14 @@ class Cells:
 
     colour: Tensor
     row: Tensor
+    noisy: bool = False
+    """Whether rounding alone could be what is wrong with some of them."""
+
+    def among(self, others: Cells, height: int) -> Cells:
+        """Those that are among the others too."""
+        mine, theirs = (cells.colour * height + cells.row for cells in (self, others))
+        both = torch.isin(mine, theirs)
+        return Cells(self.colour[both], self.row[both])
 
 
 _NO_CELLS = Cells(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
@@ -80,6 +89,9 @@ def compare(problem: Problem, analytic: Matrix, tol: Tolerance) -> Verdict:
     if suspects.row.numel() and _cheap_singly(problem, groups):
         groups = singly(analytic.shape[1])
         suspects = _first_look(problem, analytic, groups, tol)
+    if suspects.noisy and problem.batchable:
+        longer = _first_look(problem, analytic, groups, tol._replace(eps=COARSER * tol.eps))
+        suspects = suspects.among(longer, analytic.shape[0])
     if suspects.row.numel() == 0:
         return verdict
     return _second_look(problem, analytic, groups, suspects, tol, verdict)
@@ -120,6 +132,7 @@ def _first_look(
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
         smallest.scatter_reduce_(0, groups.colour, step.abs(), "amin")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
+    noisy = False
     strictest, size = tol.atol * float(smallest.numpy().min()), problem.block_size()
     for first in range(0, groups.count, size):
         last = min(first + size, groups.count)
@@ -132,19 +145,19 @@ def _first_look(
             continue
         numeric = torch.from_numpy(differences)
         error = (expected - numeric).abs()
-        # What rounding alone can do to a difference shows nothing.
-        noise = 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
-        allowed = tol.atols * smallest[first:last, None] + rtol * numeric.abs() + noise
+        allowed = tol.atols * smallest[first:last, None] + rtol * numeric.abs()
         bad = ~(error <= allowed)
         if bad.any():
+            noise = allowed + 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
             colour, row = bad.nonzero().unbind(1)
-            ratio = (error / allowed)[colour, row].nan_to_num(torch.inf)
+            ratio = (error / noise)[colour, row].nan_to_num(torch.inf)
+            noisy = noisy or bool((ratio <= 1).any())
             found.append((colour + first, row, ratio))
     if not found:
         return _NO_CELLS
     colour, row, ratio = (torch.cat(part) for part in zip(*found, strict=True))
     order = ratio.argsort(descending=True, stable=True)
-    return Cells(colour[order], row[order])
+    return Cells(colour[order], row[order], noisy)
 
 
 def _second_look(
@@ -292,8 +305,11 @@ def _name(
 def _far_off(problem: Problem, entry: float, row: int, column: int, tol: Tolerance) -> bool:
     """Whether an entry is wrong by so much that a better slope would change nothing."""
     slopes = slopes_along(problem, unit(problem.inputs.size, column), few=True)
-    outcome, mismatch = judge(problem, entry, slopes, row, column, tol)
-    return outcome is Outcome.FAILED and mismatch.error > mismatch.allowed + _CLEARLY * mismatch.bound
+    for family in slopes.families:
+        outcome, mismatch = judge(problem, entry, Slopes((family,)), row, column, tol)
+        if outcome is not Outcome.FAILED or mismatch.error <= mismatch.allowed + _CLEARLY * mismatch.bound:
+            return False
+    return True
 
 
 def _candidates(problem: Problem, groups: Groups, analytic: Matrix, colour: int, row: int) -> Iterator[int]:

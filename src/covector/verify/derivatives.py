@@ -147,7 +147,13 @@ class Derivatives:
     @property
     def probes_tell(self) -> bool:
         """Whether differences along random directions came to a verdict."""
-        return self.probed.outcome is not Outcome.INCONCLUSIVE or bool(self.probed.mismatches)
+        return self.told_by(self.probed)
+
+    def told_by(self, verdict: Verdict) -> bool:
+        """Whether random directions tell; what low precision may do to one entry they do not know."""
+        if verdict.outcome is Outcome.PASSED:
+            return True
+        return bool(verdict.mismatches) and not self.problem.low_precision
 
     @lazy
     def probed(self) -> Verdict:
@@ -237,8 +243,8 @@ class Derivatives:
 
     @lazy
     def pulled_coordinates(self) -> Tensor:
-        """The pullback of the random cotangent, in coordinates."""
-        return self.filled(self.pulled)
+        """The pullback of the random cotangent, in coordinates: a copy, of what may be a workspace."""
+        return self.filled(self.pulled).clone()
 
     @lazy
     def matrix(self) -> Matrix:

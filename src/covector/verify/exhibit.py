@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covector.verify.derivatives import Derivatives
 from covector.verify.evidence import PAGE, Evidence, Part, gather
-from covector.verify.problem import quiet
+from covector.verify.quiet import quiet
 from covector.verify.report import Finding, Mismatch, Outcome
 from covector.verify.scan import Scan, scan
 from covector.verify.tolerance import Tolerance
@@ -73,7 +74,7 @@ class Source:
     """Where an exhibit comes from: the derivatives, and how the caller's things are kept as they are."""
 
     derivatives: Derivatives
-    unchanged: Callable[[], AbstractContextManager[None]]
+    unchanged: Callable[[], AbstractContextManager[Any]]
 
     def exhibit(self, findings: tuple[Finding, ...]) -> Exhibit:
         """Both Jacobians, within the budget of a page, and the suspects step by step."""

@@ -59,11 +59,14 @@ class ReverseMap(_QuietMap):
         if not problem.differentiable:
             return [None] * len(problem.variables)
         outputs = self._outputs if outputs is None else outputs
-        return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+        with problem.devices():
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J^T v, zeros where the graph leads nowhere."""
-        return self.filled(self.pull(direction))
+        pulled = self.filled(self.pull(direction))
+        # A backward may return the same workspace every time.
+        return [part.clone() for part in pulled] if self.batching.rung == "loop" else pulled
 
     def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
         """Gradients in strided layout, zeros where there is none."""

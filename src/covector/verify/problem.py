@@ -7,9 +7,8 @@ is then evaluated on the caller's tensors themselves, which are put back whateve
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ _JUMP = 1e-3
 # Smaller steps, relative to the point, are lost in its rounding.
 _LOST = 1e-12
 
-_PERFORMANCE = ("ignore", re.compile("There is a performance drop"), Warning, None, 0)
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
@@ -52,6 +51,10 @@ class Impure(Exception):
         super().__init__(where, draws)
         self.where = where
         self.draws = draws
+
+
+class NeedsGraph(Exception):
+    """The function looks at its graph, so that it has to be recorded also where only its values are asked."""
 
 
 class NotBatchable(Exception):
@@ -70,13 +73,17 @@ class Problem:
         *,
         in_place: bool = False,
         masked: bool = False,
+        recording: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.caller = caller
         self.arguments = arguments
         self.evaluations = 0
         self.raised: BaseException | None = None
         self._subclasses = any(type(t) not in (Tensor, Parameter) for t in arguments.primals())
-        self._batchable = not self._subclasses and not any(map(_is_sparse, arguments.leaves))
+        self._recording = recording
+        self.device = device
+        self._batchable = not (self._subclasses or recording or any(map(_is_sparse, arguments.leaves)))
         self._batch_trusted = False
         self._randomness = "error"
         self._pure = False
@@ -196,8 +203,8 @@ class Problem:
         try:
             others = [doubled(leaf) for leaf in self._others]
             primals = [doubled(variable.detach()) for variable in self.variables]
-            with torch.no_grad():
-                leaves, _ = flatten(self.call(primals, others))
+            with GradMode(enabled=self._recording):
+                leaves, _ = flatten(self.call(self._leaves_of(primals), others))
             kept = [leaves[i] for i in self.kept]
         except Exception:  # the function refuses: it is differenced as it is
             return
@@ -220,8 +227,22 @@ class Problem:
 
     def again(self) -> Tensor:
         """The outputs of another run at the same point."""
-        with torch.no_grad():
-            return self.value(self.variables)
+        with GradMode(enabled=self._recording):
+            if self.closes_over:
+                return self.value(self.variables)
+            return self.value(self._leaves_of([variable.detach().clone() for variable in self.variables]))
+
+    def _leaves_of(self, primals: list[Tensor]) -> list[Tensor]:
+        """Tensors for the function to be evaluated on."""
+        return [primal.requires_grad_() for primal in primals] if self._recording else primals
+
+    def _recorded(self, primals: Sequence[Tensor], others: Sequence[Any] | None = None) -> Tensor | None:
+        """The outputs of a run that is recorded; None if it raises."""
+        try:
+            with GradMode(enabled=True):
+                return self.value([primal.detach().clone().requires_grad_() for primal in primals], others)
+        except Exception:
+            return None
 
     def require_pure(self) -> None:
         """Raise `Impure` if another run at the same point gives other values; asked once."""
@@ -235,6 +256,9 @@ class Problem:
         slack = 1e3 * self.rounding * (1 + first.abs())
         same = ((first - second).abs() <= slack) | (first == second) | (first.isnan() & second.isnan())
         if not same.all():
+            third = None if self._recording else self._recorded(self.variables)
+            if third is not None and torch.equal(first, third):
+                raise NeedsGraph
             where = self.outputs.label(int((~same).nonzero()[0]), self.output_names)
             raise Impure(where, draws=not torch.equal(before, torch.get_rng_state()))
         self._pure = True
@@ -253,10 +277,15 @@ class Problem:
         args, kwargs = self.arguments.rebuild(leaves)
         self.evaluations += 1
         try:
-            return self.caller.function(*args, **kwargs)
+            with self.devices():
+                return self.caller.function(*args, **kwargs)
         except Exception as error:
             self.raised = error
             raise
+
+    def devices(self) -> AbstractContextManager[Any]:
+        """Where the caller's code makes new tensors."""
+        return _NOTHING if self.device is None else self.device
 
     def fresh(self) -> list[Tensor]:
         """The kept outputs of another run, with a graph of their own."""
@@ -280,7 +309,7 @@ class Problem:
         outputs = [leaf for leaf in self._leaves if is_differentiable(leaf)]
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
         away = [moved(tensor) for tensor in self.originals]
-        with torch.no_grad(), shifted(self.originals, away):
+        with torch.enable_grad(), shifted(self.originals, away):
             there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
         return not all(map(same_bits, [t.detach() for t in outputs], [t.detach() for t in there]))
 
@@ -323,23 +352,32 @@ class Problem:
         """The coordinates of the outputs at many points, a row for each: in a batch, else in a loop."""
         if points.shape[0] == 0:
             return points.new_zeros(0, self.outputs.size)
-        with GradMode(enabled=False):
+        with GradMode(enabled=self._recording):
             if self.closes_over:
                 return torch.stack([self._value_in_place(point) for point in points])
             if batch and self._batchable and points.shape[0] > 1:
                 try:
                     return self._batched_values(points)
-                except Impure:
+                except (Impure, NeedsGraph):
                     raise
                 except Exception:  # whatever it was, the loop below either works or raises it again
                     self._batchable = False
             if not loop:
                 raise NotBatchable
-            chart, others = self._point_chart, self._point_others
-            # Each point in memory of its own: a function may look at the storage of its inputs.
-            return torch.stack(
-                [self.value([t.clone() for t in chart.from_coords(point)], others) for point in points]
-            )
+            return torch.stack([self._value_at(point) for point in points])
+
+    def _value_at(self, point: Tensor) -> Tensor:
+        # In memory of its own: a function may look at the storage of its inputs.
+        primals = [tensor.clone() for tensor in self._point_chart.from_coords(point)]
+        try:
+            return self.value(self._leaves_of(primals), self._point_others)
+        except Exception as error:
+            if error is not self.raised or self._recording:
+                raise
+            if self._recorded(primals, self._point_others) is not None:
+                raise NeedsGraph from error
+            self.raised = error
+            raise
 
     @property
     def batchable(self) -> bool:
@@ -367,7 +405,8 @@ class Problem:
     @lazy
     def _finite(self) -> bool:
         here = self.point.numpy()
-        return bool(here @ here < np.inf)
+        with np.errstate(all="ignore"):
+            return bool(here @ here < np.inf)
 
     @lazy
     def _scale(self) -> np.ndarray:
@@ -401,7 +440,7 @@ class Problem:
         if self._batchable and not self._batch_trusted:
             # A custom Function may have a batching rule of its own.
             known = self._around(plus[0], minus[0]) and not self._custom
-            if not known and not self._as_singly(points[0], values[0]):
+            if not known and not self._as_singly(points[[0, -1]], values[[0, -1]]):
                 self._batchable = False  # a batching rule is wrong: evaluate singly
                 return self._halved(points, loop)
             self._batch_trusted = True
@@ -428,9 +467,9 @@ class Problem:
             self.require_pure()
         return not off > _JUMP
 
-    def _as_singly(self, point: np.ndarray, values: np.ndarray) -> bool:
+    def _as_singly(self, points: np.ndarray, values: np.ndarray) -> bool:
         """Whether the function gives the same values without a batch."""
-        alone = self.values(torch.from_numpy(point[None]), batch=False)[0].numpy()
+        alone = self.values(torch.from_numpy(points), batch=False).numpy()
         with np.errstate(all="ignore"):
             return not (abs(alone - values) / (1 + abs(alone))).max(initial=0.0) > _CURVED
 
@@ -464,15 +503,6 @@ class Problem:
     def _value_in_place(self, point: Tensor) -> Tensor:
         with shifted(self.originals, self._point_chart.from_coords(point)):
             return self.value(self.originals)
-
-
-class quiet(warnings.catch_warnings):  # noqa: N801 - it is used as its base is
-    """Without torch's remarks on batching rules that it misses."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        # What `warnings.filterwarnings` would do, without compiling the expression.
-        warnings.filters.insert(0, _PERFORMANCE)  # type: ignore[attr-defined]
 
 
 def _is_sparse(leaf: Any) -> bool:

@@ -21,8 +21,8 @@ _STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
 
-# Those in the middle, which are enough where a slope is far from what it should be.
-_FEW = range(3, 8)
+# The shortest, which are enough where a slope is far from what it should be.
+_FEW = range(6, 11)
 
 # How many bounds two slopes are apart that contradict each other; noise may make a bound too small by chance.
 _FAR_OUTSIDE = 10
@@ -69,10 +69,13 @@ class Slopes:
         return any(not bool((f.defined & f.value.isfinite()).all()) for f in self.families)
 
     def best(self, row: int, column: int) -> Estimate:
-        """The estimate with the smallest bound."""
+        """The estimate with the smallest bound, unless shorter steps contradict it."""
         estimates = [_estimate(family, row, column) for family in self.families]
         finite = [estimate for estimate in estimates if estimate.finite]
-        return min(finite or estimates, key=lambda e: e.bound if e.bound == e.bound else float("inf"))
+        best = min(finite or estimates, key=lambda e: e.bound if e.bound == e.bound else float("inf"))
+        shortest = finite[-1] if finite else best
+        apart = abs(best.value - shortest.value)
+        return shortest if apart > _FAR_OUTSIDE * (best.bound + shortest.bound) else best
 
 
 def _estimate(family: Family, row: int, column: int) -> Estimate:

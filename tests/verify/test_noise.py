@@ -1,0 +1,103 @@
+"""What rounding, poles and long steps may not do: hide a wrong derivative, or accuse a right one."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import covector
+from covector.errors import PrecisionWarning
+from covector.verify.report import Outcome
+
+each_verdict = pytest.mark.parametrize(
+    "keywords",
+    [{"fast_mode": fast, "raise_exception": raising} for fast in (False, True) for raising in (False, True)],
+    ids=lambda k: (
+        f"{'fast' if k['fast_mode'] else 'exhaustive'}-{'raise' if k['raise_exception'] else 'bool'}"
+    ),
+)
+
+
+def point(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def accepts(function, inputs, keywords) -> bool:
+    try:
+        return covector.gradcheck(function, inputs, **keywords)
+    except covector.GradcheckError:
+        return False
+
+
+HIDDEN = {
+    "ten too much, at 1e10": lambda x: x.sin() + 1e10 + 10 * (x - x.detach()),
+    "no derivative, at 1e9": lambda x: x.sin().detach() + 1e9,
+    "half a derivative, at 1e9": lambda x: x * x.detach() + 1e9,
+    "a hundredth too much, at 1e6": lambda x: x.sin() + 1e6 + 0.01 * (x - x.detach()),
+}
+
+
+@each_verdict
+@pytest.mark.parametrize("function", HIDDEN.values(), ids=HIDDEN.keys())
+def test_a_large_output_hides_nothing(function, keywords):
+    assert not accepts(function, point(0.3, 0.6, 0.9), keywords)
+
+
+@each_verdict
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6, 1e9])
+def test_a_large_output_accuses_nobody(offset, keywords):
+    assert accepts(lambda x: x.sin() + offset, point(0.3, 0.6, 0.9), keywords)
+
+
+def test_an_output_too_large_for_any_step_is_inconclusive():
+    assert covector.check(lambda x: x.sin() + 1e15, point(0.3, 0.6)).outcome is Outcome.INCONCLUSIVE
+
+
+STEEP = {
+    "next to the pole of a square": (lambda x: x**-2.0, (5e-8,)),
+    "fast waves near zero": (lambda x: torch.sin(1 / x), (1e-5,)),
+    "fast waves far from zero": (lambda x: torch.sin(1e4 * x), (150.0, 77.0, 33.0)),
+    "a narrow bell": (lambda x: torch.exp(-((x * 1e7) ** 2)), (1e-7, 1.5e-7, 2e-7)),
+    "next to the pole of a tangent": (torch.tan, (0.3, torch.pi / 2 - 1e-6)),
+    "many poles": (lambda x: 1 / (x - 1e-4), tuple(1e-4 * k for k in (-2, -1, 0, 0.5, 3))),
+}
+
+
+@each_verdict
+@pytest.mark.parametrize(("function", "values"), STEEP.values(), ids=STEEP.keys())
+def test_steep_functions_are_not_accused(function, values, keywords):
+    assert accepts(function, point(*values), keywords)
+
+
+@pytest.mark.parametrize("size", [3, 150])
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_a_narrow_bell_with_a_wrong_derivative_is_found(size, fast_mode):
+    x = (1e-7 * torch.linspace(1, 2, size, dtype=torch.float64)).requires_grad_()
+    wrong = lambda x: torch.exp(-((x * 1e7) ** 2)) + 1e5 * (x - x.detach())
+    assert not covector.gradcheck(wrong, x, fast_mode=fast_mode, raise_exception=False)
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_bfloat16_is_judged_the_same_in_both_modes(fast_mode):
+    x = torch.randn(120, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrecisionWarning)
+        assert covector.check(torch.sin, x, fast_mode=fast_mode).outcome is not Outcome.FAILED
+        assert covector.check(lambda x: x.softmax(0), x, fast_mode=fast_mode).outcome is not Outcome.FAILED
+
+
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_numbers_that_overflow_when_squared_raise_no_warning(fast_mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert covector.gradcheck(lambda x: x * 1e-150, point(1e200, 3e200), fast_mode=fast_mode)
+        assert covector.gradcheck(lambda x: 1e250 * x, point(1e-50, 3e-50), fast_mode=fast_mode)
+
+
+def test_infinite_gradients_that_repeat_are_deterministic():
+    report = covector.check(
+        lambda x: x.sqrt() * torch.tensor([1.0, 0.0], dtype=torch.float64), point(0.0, 0.0)
+    )
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert [f.check for f in report.findings if f.outcome is Outcome.FAILED] == []
