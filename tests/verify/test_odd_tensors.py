@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 import covector
+from covector._chart import Chart
+from covector.errors import PrecisionWarning
+from covector.verify.report import Outcome
 
 each_mode = pytest.mark.parametrize("fast_mode", [False, True])
 
@@ -104,3 +107,23 @@ def test_threads_leave_the_warning_filters_alone():
         thread.join()
     assert verdicts == [True] * 40
     assert list(warnings.filters) == before
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tensors_are_made_on_the_device_that_they_belong_to(count):
+    """There is no second device with numbers here; the one without numbers shows where tensors go."""
+    chart = Chart.of([torch.empty(2, 3, device="meta")] * count)
+    tensors = chart.from_coords(torch.zeros(4, chart.size, dtype=torch.float64))
+    assert [(t.device.type, t.dtype, tuple(t.shape)) for t in tensors] == [
+        ("meta", torch.float32, (4, 2, 3))
+    ] * count
+
+
+def test_an_mkldnn_output_is_unsupported_by_name():
+    """The checks would need operations on it that torch does not have."""
+    x = torch.rand(2, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrecisionWarning)
+        report = covector.check(lambda x: x.to_mkldnn(), x)
+    assert report.outcome is Outcome.UNSUPPORTED
+    assert "Mkldnn" in str(report)

@@ -82,11 +82,11 @@ class Chart(NamedTuple):
             dtype = torch.promote_types(dtype, part.dtype)
         return torch.cat([part.to(dtype) for part in parts])
 
-    def coordinates(self, derivatives: Sequence[Tensor | None]) -> Tensor:
-        """The coordinates of derivatives by these tensors, in double precision; none is zero."""
+    def coordinates(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """The coordinates of tensors like these, in double precision on the CPU; none is zero."""
         if len(self.places) == 1:
-            return self.places[0].coordinates(derivatives[0])
-        parts = [place.coordinates(part) for place, part in zip(self.places, derivatives, strict=True)]
+            return self.places[0].coordinates(tensors[0])
+        parts = [place.coordinates(tensor) for place, tensor in zip(self.places, tensors, strict=True)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
@@ -109,13 +109,14 @@ class Chart(NamedTuple):
         """The tensors with these coordinates; leading axes of the vector stay in front of each tensor."""
         if len(self.places) == 1:
             place = self.places[0]
-            if place.dtype is not coordinates.dtype:
-                coordinates = coordinates.to(place.dtype.to_real())
+            if place.dtype is not coordinates.dtype or place.device != coordinates.device:
+                coordinates = coordinates.to(place.device, place.dtype.to_real())
             return [place.from_real(coordinates)]
         # Slices of a stack are not contiguous, which some operations refuse.
+        parts = [coordinates[..., place.start : place.stop].contiguous() for place in self.places]
         return [
-            place.from_real(coordinates[..., place.start : place.stop].contiguous().to(place.dtype.to_real()))
-            for place in self.places
+            place.from_real(part.to(place.device, place.dtype.to_real()))
+            for place, part in zip(self.places, parts, strict=True)
         ]
 
     def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -203,9 +204,9 @@ class Sampled(NamedTuple):
         """The coordinates of these tensors that are looked at."""
         return self.full.to_coords(tensors)[self.kept]
 
-    def coordinates(self, derivatives: Sequence[Tensor | None]) -> Tensor:
-        """The coordinates of derivatives by these tensors that are looked at, in double precision."""
-        return self.full.coordinates(derivatives)[self.kept]
+    def coordinates(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """The coordinates that are looked at, in double precision on the CPU; none is zero."""
+        return self.full.coordinates(tensors)[self.kept]
 
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The same for tensors that are stacked along a first axis, one row for each slice."""

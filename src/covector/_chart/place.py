@@ -85,12 +85,11 @@ class Place(NamedTuple):
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return dense(tensor)
 
-    def coordinates(self, derivative: Tensor | None) -> Tensor:
-        """The coordinates of a derivative by this tensor, in double precision; none is zero."""
-        if derivative is None:
+    def coordinates(self, tensor: Tensor | None) -> Tensor:
+        """The coordinates of a tensor like this one, in double precision on the CPU; none is zero."""
+        if tensor is None:
             return torch.zeros(self.stop - self.start, dtype=torch.float64)
-        real = self.to_real(derivative.detach()).reshape(-1)
-        return real if real.dtype is torch.float64 else real.to(torch.float64)
+        return self.to_real(tensor.detach()).reshape(-1).to("cpu", torch.float64)
 
     def values(self, tensor: Tensor) -> Tensor:
         """The numbers of the tensor that the place was made for."""

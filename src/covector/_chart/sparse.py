@@ -160,9 +160,9 @@ class SparsePlace:
             return torch.zeros(self.pattern.values_shape, dtype=self.dtype, device=self.device)
         return self._read(tensor)
 
-    def coordinates(self, derivative: Tensor | None) -> Tensor:
-        """The coordinates of a derivative by this tensor, in double precision; none is zero."""
-        return self.to_real(self.strided(derivative).detach()).reshape(-1).to(torch.float64)
+    def coordinates(self, tensor: Tensor | None) -> Tensor:
+        """The coordinates of a tensor like this one, in double precision on the CPU; none is zero."""
+        return self.to_real(self.strided(tensor).detach()).reshape(-1).to("cpu", torch.float64)
 
     def _read(self, tensor: Tensor) -> Tensor:
         """The values of a tensor of any layout and pattern."""

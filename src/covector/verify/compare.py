@@ -32,9 +32,6 @@ _NOT_FINITE = "the analytic value is not finite"
 # Up to this many numbers, every column is differenced by itself before slopes are taken along groups.
 _FEW_NUMBERS = 1 << 20
 
-# How many bounds of a slope from few steps an entry has to be off, to be called wrong by it.
-_CLEARLY = 100
-
 # How many columns that the pattern lacks are tried for one cell.
 _ROUNDS = 4
 
@@ -204,10 +201,12 @@ def _second_look(
 def _worst_is_wrong(
     problem: Problem, analytic: Matrix, groups: Groups, suspects: Cells, tol: Tolerance
 ) -> bool:
-    """One entry that is wrong decides: whether the likeliest one is, beyond doubt."""
+    """One entry that is wrong decides: whether the likeliest one is."""
     colour, row = int(suspects.colour[0]), int(suspects.row[0])
     for column in _candidates(problem, groups, analytic, colour, row):
-        return _far_off(problem, analytic.entry(row, column), row, column, tol)
+        slopes = slopes_along(problem, unit(problem.inputs.size, column))
+        outcome, _ = judge(problem, analytic.entry(row, column), slopes, row, column, tol)
+        return outcome is Outcome.FAILED
     return False
 
 
@@ -288,28 +287,17 @@ def _name(
             if (row, column) in seen:
                 break
             seen.add((row, column))
-            entry = analytic.entry(row, column)
-            if tol.named == 1 and _far_off(problem, entry, row, column, tol):
-                return Verdict(Outcome.FAILED)
             if column not in by_column:
                 by_column[column] = slopes_along(problem, unit(problem.inputs.size, column))
-            outcome, mismatch = judge(problem, entry, by_column[column], row, column, tol)
+            outcome, mismatch = judge(
+                problem, analytic.entry(row, column), by_column[column], row, column, tol
+            )
             if outcome is not Outcome.PASSED:
                 judged.append((outcome, mismatch))
                 break
         if len(judged) == tol.named:
             break
     return verdict_of(judged)
-
-
-def _far_off(problem: Problem, entry: float, row: int, column: int, tol: Tolerance) -> bool:
-    """Whether an entry is wrong by so much that a better slope would change nothing."""
-    slopes = slopes_along(problem, unit(problem.inputs.size, column), few=True)
-    for family in slopes.families:
-        outcome, mismatch = judge(problem, entry, Slopes((family,)), row, column, tol)
-        if outcome is not Outcome.FAILED or mismatch.error <= mismatch.allowed + _CLEARLY * mismatch.bound:
-            return False
-    return True
 
 
 def _candidates(problem: Problem, groups: Groups, analytic: Matrix, colour: int, row: int) -> Iterator[int]:

@@ -203,7 +203,7 @@ def _pulled(d: Derivatives, rows: Tensor) -> Tensor:
     problem = d.problem
     basis = torch.zeros(rows.numel(), problem.outputs.size, dtype=torch.float64)
     basis[torch.arange(rows.numel()), rows] = 1.0
-    return problem.inputs.stack_to_coords(d.reverse.apply_batch(problem.outputs.from_coords(basis)))
+    return problem.inputs.stack_to_coords(d.reverse.apply_batch(problem.outputs.from_coords(basis))).cpu()
 
 
 def _cut(matrix: Matrix, rows: Tensor, columns: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ class ReverseMap(_QuietMap):
         if not problem.differentiable:
             return [None] * len(problem.variables)
         outputs = self._outputs if outputs is None else outputs
-        with problem.devices():
+        if problem.device is None:
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+        with problem.device:
             return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
@@ -122,7 +124,7 @@ class ForwardMap(_QuietMap):
 
 # What torch says when it does not have an operation for sparse tensors, or not its derivative.
 _LACKING = {
-    r"Could not run '([^']+)' with arguments from the '(Sparse\w+)' backend": r"\1 on \2 tensors",
+    r"Could not run '([^']+)' with arguments from the '((?:Sparse|Mkldnn)\w+)' backend": r"\1 on \2 tensors",
     r"derivative for (aten::_sparse\w+) is not implemented": r"a derivative of \1",
     r"(\w+) does not support automatic differentiation for outputs with complex dtype": (
         r"a derivative of \1 for complex numbers"
@@ -264,7 +266,7 @@ def reverse_matrix(problem: Problem, reverse: ReverseMap) -> Matrix:
         stop = min(start + size, shape[0])
         # One row past the end of the basis: the image of a cotangent of zero.
         basis = problem.outputs.basis(start, stop + (stop == shape[0]))
-        block = graph.written_out(problem.inputs.stack_to_coords(reverse.apply_batch(basis)))
+        block = graph.written_out(problem.inputs.stack_to_coords(reverse.apply_batch(basis)).cpu())
         if stop == shape[0]:
             of_zero, block = block[-1], block[:-1]
         if not small and not whole:
@@ -290,5 +292,6 @@ def forward_matrix(problem: Problem, forward_map: ForwardMap) -> Matrix:
     blocks = []
     for start in range(0, shape[1], size):
         basis = problem.inputs.basis(start, min(start + size, shape[1]))
-        blocks.append(graph.written_out(problem.outputs.stack_to_coords(forward_map.apply_batch(basis))))
+        block = problem.outputs.stack_to_coords(forward_map.apply_batch(basis)).cpu()
+        blocks.append(graph.written_out(block))
     return Matrix(shape, torch.cat(blocks).T.contiguous() if blocks else None)

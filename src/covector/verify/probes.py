@@ -117,8 +117,7 @@ def _slopes(problem: Problem, cotangent: Tensor, along: Tensor) -> tuple[Tensor,
 
 
 def _pull(problem: Problem, reverse: ReverseMap, cotangent: Tensor) -> Tensor:
-    pulled = reverse.apply(problem.outputs.from_coords(cotangent))
-    return problem.inputs.to_coords([tensor.detach() for tensor in pulled]).to(torch.float64)
+    return problem.inputs.coordinates(reverse.pull(problem.outputs.from_coords(cotangent)))
 
 
 def _entry(problem: Problem, reverse: ReverseMap, row: int, column: int) -> float:
@@ -145,8 +144,7 @@ def _narrow(problem: Problem, reverse: ReverseMap, probes: Probes, along: Tensor
 
 
 def _push(problem: Problem, forward: ForwardMap, direction: Tensor) -> Tensor:
-    pushed = forward.apply(problem.inputs.from_coords(direction))
-    return problem.outputs.to_coords([tensor.detach() for tensor in pushed]).to(torch.float64)
+    return problem.outputs.coordinates(forward.apply(problem.inputs.from_coords(direction)))
 
 
 def _narrow_push(problem: Problem, forward: ForwardMap, row: int, along: Tensor) -> int:

@@ -8,7 +8,6 @@ is then evaluated on the caller's tensors themselves, which are put back whateve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,6 @@ _JUMP = 1e-3
 
 # Smaller steps, relative to the point, are lost in its rounding.
 _LOST = 1e-12
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
@@ -82,7 +79,7 @@ class Problem:
         self.raised: BaseException | None = None
         self._subclasses = any(type(t) not in (Tensor, Parameter) for t in arguments.primals())
         self._recording = recording
-        self.device = device
+        self.device = device  # where the caller's code makes new tensors, if it said so
         self._batchable = not (self._subclasses or recording or any(map(_is_sparse, arguments.leaves)))
         self._batch_trusted = False
         self._randomness = "error"
@@ -91,7 +88,7 @@ class Problem:
         self.originals: list[Tensor] = arguments.primals()
         self._most, self._seed, self.masked = max_entries, seed, masked
         whole = Chart.around(self.originals, masked=masked)
-        base = whole.point(self.originals).to(torch.float64)
+        base = whole.point(self.originals).to("cpu", torch.float64)
         self.inputs = sampled(whole, max_entries, None, seed)
         self._point_chart = sampled(whole, max_entries, base, seed)
         self.point = base[self.inputs.kept] if isinstance(self.inputs, Sampled) else base
@@ -210,7 +207,7 @@ class Problem:
             return
         if all(is_differentiable(leaf) and torch.finfo(leaf.dtype).eps <= _DOUBLE for leaf in kept):
             whole = Chart.around(primals, masked=self.masked)
-            base = whole.point(primals)
+            base = whole.point(primals).to("cpu", torch.float64)
             self._point_chart = sampled(whole, self._most, base, self._seed)
             self._point_others = others
             self._lifted = True
@@ -277,15 +274,13 @@ class Problem:
         args, kwargs = self.arguments.rebuild(leaves)
         self.evaluations += 1
         try:
-            with self.devices():
+            if self.device is None:
+                return self.caller.function(*args, **kwargs)
+            with self.device:
                 return self.caller.function(*args, **kwargs)
         except Exception as error:
             self.raised = error
             raise
-
-    def devices(self) -> AbstractContextManager[Any]:
-        """Where the caller's code makes new tensors."""
-        return _NOTHING if self.device is None else self.device
 
     def fresh(self) -> list[Tensor]:
         """The kept outputs of another run, with a graph of their own."""
@@ -339,7 +334,7 @@ class Problem:
                 "the function returns other shapes at a nearby point: "
                 f"{[tuple(t.shape) for t in kept]} instead of {[tuple(p.shape) for p in self.outputs.places]}"
             )
-        return self.outputs.to_coords([t.detach() for t in kept]).to(torch.float64)
+        return self.outputs.coordinates(kept)
 
     def _like_originals(self, primals: Sequence[Tensor]) -> Sequence[Tensor]:
         """The same tensors, of the classes of the caller's."""
@@ -450,7 +445,7 @@ class Problem:
     @lazy
     def known(self) -> Tensor:
         """The coordinates of the outputs at the point itself."""
-        return self.outputs.to_coords([t.detach() for t in self.graph_outputs]).to(torch.float64)
+        return self.outputs.coordinates(self.graph_outputs)
 
     def _around(self, plus: np.ndarray, minus: np.ndarray) -> bool:
         """Whether two values lie around the known one, as far as a wrong batching rule would put them off."""
@@ -497,7 +492,7 @@ class Problem:
                 self.require_pure()
                 self._randomness = "same"
                 values = batched(apply, stacks, self._randomness)
-            blocks.append(self.outputs.stack_to_coords(values))
+            blocks.append(self.outputs.stack_to_coords(values).cpu())
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _value_in_place(self, point: Tensor) -> Tensor:

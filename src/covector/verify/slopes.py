@@ -21,9 +21,6 @@ _STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
 
-# The shortest, which are enough where a slope is far from what it should be.
-_FEW = range(6, 11)
-
 # How many bounds two slopes are apart that contradict each other; noise may make a bound too small by chance.
 _FAR_OUTSIDE = 10
 
@@ -86,28 +83,27 @@ def _estimate(family: Family, row: int, column: int) -> Estimate:
     return Estimate(value, bound, left, right, bool(family.kink[row]), finite, bool(family.some_finite[row]))
 
 
-def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False, few: bool = False) -> Slopes:
+def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False) -> Slopes:
     """Slopes of the function along a direction, with absolute steps and, near zero, relative ones.
 
     A batch is quicker, but proves a derivative right only: one that is right must not be accused by a
-    batching rule that is wrong. With few steps the bounds are wider.
+    batching rule that is wrong.
     """
-    steps = _FEW if few else _STEPS
     size = problem.point.abs().nan_to_num(1.0, 1.0, 1.0)
     moving = direction != 0
-    families = [_family(problem, direction, size.clamp(min=1.0), batch, steps)]
+    families = [_family(problem, direction, size.clamp(min=1.0), batch)]
     if (size[moving] < 0.1).any() and (size[moving] > 0).any():
         relative = torch.where(size > 0, size.clamp(max=1.0), 1.0)
-        families.append(_family(problem, direction, relative, batch, steps))
+        families.append(_family(problem, direction, relative, batch))
     return Slopes(tuple(families))
 
 
-def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool, which: range) -> Family:
-    steps = _LARGEST * _RATIO ** -torch.tensor(which, dtype=torch.float64)
+def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> Family:
+    steps = _LARGEST * _RATIO ** -torch.tensor(_STEPS, dtype=torch.float64)
     moves = steps[:, None] * (direction * scale)
     points = torch.cat([problem.point + moves, problem.point - moves, problem.point[None]])
-    values = _values(problem, points, batch, which)
-    plus, minus, here = values[: len(which)], values[len(which) : -1], values[-1]
+    values = _values(problem, points, batch)
+    plus, minus, here = values[: len(_STEPS)], values[len(_STEPS) : -1], values[-1]
     central = (plus - minus) / (2 * steps[:, None])
     best, value, bound = _extrapolated(central, plus, minus, steps, problem.rounding)
     right, left = (plus - here) / steps[:, None], (here - minus) / steps[:, None]
@@ -124,7 +120,7 @@ def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool, whi
     )
 
 
-def _values(problem: Problem, points: Tensor, batch: bool, which: range) -> Tensor:
+def _values(problem: Problem, points: Tensor, batch: bool) -> Tensor:
     """The outputs at the point and around it; NaN at the far points that the function refuses.
 
     A wide step may leave the domain (the interval of a probability, say), and then a function may raise.
@@ -139,7 +135,7 @@ def _values(problem: Problem, points: Tensor, batch: bool, which: range) -> Tens
         try:
             rows.append(problem.values(point[None], batch=False)[0])
         except (RuntimeError, ValueError):
-            near = index == len(points) - 1 or which[index % len(which)] >= _FAR
+            near = index == len(points) - 1 or _STEPS[index % len(_STEPS)] >= _FAR
             if near or problem.raised is None:
                 raise
             rows.append(torch.full((problem.outputs.size,), torch.nan, dtype=torch.float64))
@@ -166,10 +162,12 @@ def _extrapolated(
 
 
 def _contradicted(value: Tensor, bounds: Tensor) -> Tensor:
-    """Which slopes lie far outside what a smaller step says: the longer one goes across a pole or a jump."""
+    """Which slopes lie far outside what two shorter steps say: theirs goes across a pole or a jump."""
     gap = (value[:, None] - value[None]).abs()
     far = gap > _FAR_OUTSIDE * (bounds[:, None] + bounds[None])
-    return far.movedim(2, 0).triu(1).any(2).T
+    # One shorter step may seem sure of itself by chance, where the function has noise of its own.
+    twice = far[:, :-1] & far[:, 1:]
+    return twice.movedim(2, 0).triu(1).any(2).T
 
 
 def _kinks(left: Tensor, right: Tensor, best: Tensor, bound: Tensor) -> Tensor:
