@@ -131,19 +131,19 @@ def calls_of(function, *shapes):
     return report.evaluations
 
 
-def test_an_elementwise_function_takes_two_calls():
-    """One records the graph, one takes all differences in a batch."""
-    assert calls_of(torch.sin, (5_000,)) == 2
-    assert calls_of(torch.hypot, (100, 1), (70,)) == 2
+def test_an_elementwise_function_takes_three_calls():
+    """One records the graph, one shows which axes belong together, one takes all differences in a batch."""
+    assert calls_of(torch.sin, (5_000,)) == 3
+    assert calls_of(torch.hypot, (100, 1), (70,)) == 3
 
 
-def test_in_a_loop_it_takes_two_for_each_input():
+def test_in_a_loop_it_takes_three_for_each_input():
     def unbatchable(x: Tensor, y: Tensor) -> Tensor:
         assert x.sum().item() < 1e9
         return x * y
 
-    # The graph, a batch that fails, and two differences.
-    assert calls_of(unbatchable, (500,), (500,)) == 6
+    # The graph, a batch that fails, one slice of each input, and two differences.
+    assert calls_of(unbatchable, (500,), (500,)) == 8
 
 
 def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):

@@ -40,7 +40,10 @@ class Chart(NamedTuple):
     @property
     def can_batch(self) -> bool:
         """Whether torch can stack the tensors of this chart."""
-        return not any(isinstance(place, SparsePlace) for place in self.places)
+        for place in self.places:  # noqa: SIM110 - half the time of `any`, several times in every check
+            if isinstance(place, SparsePlace):
+                return False
+        return True
 
     @property
     def sparse_layouts(self) -> list[str]:

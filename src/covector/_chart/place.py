@@ -89,7 +89,8 @@ class Place(NamedTuple):
         """The coordinates of a tensor like this one, in double precision on the CPU; none is zero."""
         if tensor is None:
             return torch.zeros(self.stop - self.start, dtype=torch.float64)
-        return self.to_real(tensor.detach()).reshape(-1).to("cpu", torch.float64)
+        real = self.to_real(tensor.detach()).reshape(-1)
+        return real if real.dtype is torch.float64 and real.is_cpu else real.to("cpu", torch.float64)
 
     def values(self, tensor: Tensor) -> Tensor:
         """The numbers of the tensor that the place was made for."""

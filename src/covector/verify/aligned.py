@@ -79,27 +79,6 @@ class Alignment:
         )
 
 
-def by_shape(problem: Problem) -> list[Alignment]:
-    """The alignments of a function that works element by element, with broadcasting; none if it cannot."""
-    outputs = problem.outputs
-    if not _has_axes(problem):
-        return []
-    found = []
-    for place in _places(problem):
-        offsets = [len(output.shape) - len(place.shape) for output in outputs.places]
-        axes = {
-            axis: tuple(axis + offset for offset in offsets)
-            for axis, size in enumerate(place.shape)
-            if size > 1
-        }
-        for axis, matches in axes.items():
-            for output, match in zip(outputs.places, matches, strict=True):
-                if match < 0 or output.shape[match] != place.shape[axis]:
-                    return []
-        found.append(Alignment(place, axes, outputs.places))
-    return found
-
-
 def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
     """The alignments that are seen when one slice along each axis of each input is moved."""
     if not _has_axes(problem):
@@ -117,7 +96,7 @@ def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
         changes = abs(problem.values(torch.from_numpy(points)).numpy() - problem.known.numpy())
     axes: dict[int, Axes] = {place.start: {} for place in _places(problem)}
     for change, (place, axis, index) in zip(changes, slices, strict=True):
-        match = _match(change, problem.outputs.places, place.shape[axis], index, axes[place.start])
+        match = _match(change, problem.outputs.places, place, axis, index, axes[place.start])
         if match is not None:
             axes[place.start][axis] = match
     return [Alignment(place, axes[place.start], problem.outputs.places) for place in _places(problem)]
@@ -142,25 +121,26 @@ def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
 
 
 def _match(
-    change: np.ndarray, outputs: tuple[AnyPlace, ...], size: int, index: int, taken: Axes
+    change: np.ndarray, outputs: tuple[AnyPlace, ...], place: AnyPlace, axis: int, index: int, taken: Axes
 ) -> tuple[int, ...] | None:
-    """The axis of each output along which nothing but this index has moved."""
+    """An axis of each output along which nothing but this index has moved: the one of broadcasting first."""
     found = []
-    for which, place in enumerate(outputs):
-        part = change[place.start : place.stop].reshape(place.real_shape)
+    for which, output in enumerate(outputs):
+        part = change[output.start : output.stop].reshape(output.real_shape)
         moved = part > _UNMOVED * part.max(initial=0.0)
         used = [axes[which] for axes in taken.values()]
-        free = [axis for axis, n in enumerate(place.shape) if n == size and axis not in used]
-        only = [axis for axis in free if _only(moved, axis, index)]
-        if not only:
+        free = [n for n, size in enumerate(output.shape) if size == place.shape[axis] and n not in used]
+        free.sort(key=lambda n: n - len(output.shape) != axis - len(place.shape))
+        only = next((n for n in free if _only(moved, n, index)), None)
+        if only is None:
             return None
-        found.append(only[0])
+        found.append(only)
     return tuple(found)
 
 
 def _only(moved: np.ndarray, axis: int, index: int) -> bool:
     along = np.flatnonzero(moved.any(axis=tuple(i for i in range(moved.ndim) if i != axis)))
-    return along.tolist() == [index]
+    return along.tolist() in ([], [index])
 
 
 class Piece(NamedTuple):

@@ -275,7 +275,7 @@ class unchanged:  # noqa: N801 - it is used as a function
         self._function = function
 
     def __enter__(self) -> torch.device | None:
-        self._state = torch.get_rng_state()
+        self._state = torch.default_generator.get_state()
         self._states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         buffers = self._function.buffers() if isinstance(self._function, Module) else ()
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
@@ -288,7 +288,7 @@ class unchanged:  # noqa: N801 - it is used as a function
         if self._here is not None:
             self._here.__exit__(*exception)
         self._eager.__exit__(*exception)
-        torch.set_rng_state(self._state)
+        torch.default_generator.set_state(self._state)
         if self._states:
             torch.cuda.set_rng_state_all(self._states)
         for buffer, value in self._buffers:

@@ -113,7 +113,7 @@ def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
     # Rounding of the outputs, which adds up as independent numbers do.
     with np.errstate(all="ignore"):
         weighted = cotangents[0] * problem.known.numpy()
-        noise = 4 * problem.rounding * math.sqrt(weighted @ weighted)
+        noise = 4 * problem.rounding * math.sqrt((weighted * weighted).sum())
 
     def take(step: np.ndarray) -> list[np.ndarray]:
         return [cotangents @ problem.column_differences(step, span, loop=False).T]

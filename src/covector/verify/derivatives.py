@@ -12,7 +12,7 @@ from torch import Tensor
 from covector._chart import ShapeChange
 from covector._engine import graph
 from covector._lazy import lazy
-from covector.verify.aligned import Alignment, aligned_agree, by_moving, by_shape
+from covector.verify.aligned import aligned_agree, by_moving
 from covector.verify.combined import Probes, columns_agree
 from covector.verify.compare import Verdict
 from covector.verify.directions import SHRINK, Cotangents, cotangents_of, weights
@@ -32,6 +32,9 @@ _MANY_NUMBERS = 1 << 17
 
 # Above this share of the columns, groups of them save too little.
 _WORTH = 0.5
+
+# Above this many, groups take longer than the random directions of fast mode.
+_FEW_GROUPS = 8
 
 _DOUBLE = torch.finfo(torch.float64).eps
 
@@ -88,7 +91,7 @@ class Derivatives:
     @lazy
     def combined(self) -> bool:
         """Whether every entry agreed with differences, along a random combination of the outputs."""
-        problem, tol = self.problem, self.options.tol
+        problem = self.problem
         columns, rows = problem.inputs.size, problem.outputs.size
         if 0 in (columns, rows):
             return True
@@ -101,13 +104,10 @@ class Derivatives:
                 return agree
         if self.probing and numbers <= _MANY_NUMBERS and self.probes_tell:
             return False
-        if self._aligned(by_shape(problem)):
+        if self._aligned():
             return True
         if self.probing:
             return False
-        with self._guessing():
-            if self._aligned(by_moving(problem, tol)):
-                return True
         if not problem.batchable or (numbers > _MANY_NUMBERS and rows < 2 * columns):
             return False
         return self._each_column()
@@ -130,13 +130,14 @@ class Derivatives:
                 raise
             self.problem.raised = None
 
-    def _aligned(self, alignments: Sequence[Alignment]) -> bool:
+    def _aligned(self) -> bool:
         """Whether all entries agreed with differences, aligned elements moved at once where that saves."""
-        groups = sum(alignment.count for alignment in alignments)
-        if not alignments or groups > _WORTH * self.problem.inputs.size:
-            return False
+        problem, tol = self.problem, self.options.tol
+        most = _FEW_GROUPS if self.probing else _WORTH * problem.inputs.size
         with self._guessing():
-            return aligned_agree(self.problem, alignments, self.probes, self.options.tol)
+            alignments = by_moving(problem, tol)
+            if alignments and sum(alignment.count for alignment in alignments) <= most:
+                return aligned_agree(problem, alignments, self.probes, tol)
         return False
 
     @lazy

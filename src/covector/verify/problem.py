@@ -398,18 +398,16 @@ class Problem:
             return np.where(made * wanted > 0, made, wanted)
 
     @lazy
-    def _finite(self) -> bool:
-        here = self.point.numpy()
-        with np.errstate(all="ignore"):
-            return bool(here @ here < np.inf)
+    def _scale(self) -> np.ndarray:
+        size = abs(self.point.numpy())
+        if self._finite:
+            return np.maximum(size, 1.0)
+        scale = np.fmax(size, 1.0)  # of NaN and 1 it is 1
+        return np.where(scale < np.inf, scale, 1.0)
 
     @lazy
-    def _scale(self) -> np.ndarray:
-        here = self.point.numpy()
-        if self._finite:
-            return np.maximum(abs(here), 1.0)
-        scale = np.fmax(abs(here), 1.0)  # of NaN and 1 it is 1
-        return np.where(scale < np.inf, scale, 1.0)
+    def _finite(self) -> bool:
+        return bool(abs(self.point.numpy()).max(initial=0.0) < np.inf)
 
     def differences(self, moves: Tensor) -> Tensor:
         """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""

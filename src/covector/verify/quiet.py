@@ -18,10 +18,10 @@ class quiet:  # noqa: N801 - it is used as a function
     def __enter__(self) -> None:
         global _inside
         with _lock:
-            _inside += 1
-            if _REMARK not in warnings.filters:
+            if _inside == 0:
                 # What `warnings.filterwarnings` would do, without compiling the expression.
                 warnings.filters.insert(0, _REMARK)  # type: ignore[attr-defined]
+            _inside += 1
 
     def __exit__(self, *exception: Any) -> None:
         global _inside
