@@ -53,6 +53,13 @@ def test_an_empty_input_beside_others(size, fast_mode):
 
 
 @each_mode
+@pytest.mark.parametrize("size", [5, 125])
+def test_an_empty_output_beside_others(size, fast_mode):
+    function = lambda x: (x[:0].sin(), x.sin(), x[size:])
+    assert covector.gradcheck(function, point(size), fast_mode=fast_mode)
+
+
+@each_mode
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_backward_with_a_workspace(wrong, fast_mode):
     """It returns the same tensor every time, with other numbers in it."""

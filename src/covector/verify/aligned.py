@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from covector._chart import AnyPlace, Chart
+from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
 from covector.verify.combined import Probes, Sum, Sums, step_sizes
 from covector.verify.directions import weights
@@ -94,12 +94,13 @@ def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
         part[at] += sizes[at]
     with np.errstate(all="ignore"):
         changes = abs(problem.values(torch.from_numpy(points)).numpy() - problem.known.numpy())
-    axes: dict[int, Axes] = {place.start: {} for place in _places(problem)}
+    outputs = tuple(_places(problem.outputs))
+    axes: dict[int, Axes] = {place.start: {} for place in _places(problem.inputs)}
     for change, (place, axis, index) in zip(changes, slices, strict=True):
-        match = _match(change, problem.outputs.places, place, axis, index, axes[place.start])
+        match = _match(change, outputs, place, axis, index, axes[place.start])
         if match is not None:
             axes[place.start][axis] = match
-    return [Alignment(place, axes[place.start], problem.outputs.places) for place in _places(problem)]
+    return [Alignment(place, axes[place.start], outputs) for place in _places(problem.inputs)]
 
 
 def _has_axes(problem: Problem) -> bool:
@@ -107,14 +108,14 @@ def _has_axes(problem: Problem) -> bool:
     return all(isinstance(chart, Chart) and chart.can_batch for chart in charts)
 
 
-def _places(problem: Problem) -> list[AnyPlace]:
-    """Those of the inputs that have elements."""
-    return [place for place in problem.inputs.places if place.stop > place.start]
+def _places(chart: Chart | Sampled) -> list[AnyPlace]:
+    """The places that have elements."""
+    return [place for place in chart.places if place.stop > place.start]
 
 
 def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
     """An input, an axis of it, and an index along that axis."""
-    for place in _places(problem):
+    for place in _places(problem.inputs):
         for axis, size in enumerate(place.shape):
             if size > 1:
                 yield place, axis, size // 2
