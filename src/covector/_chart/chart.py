@@ -115,11 +115,11 @@ class Chart(NamedTuple):
             if place.dtype is not coordinates.dtype or place.device != coordinates.device:
                 coordinates = coordinates.to(place.device, place.dtype.to_real())
             return [place.from_real(coordinates)]
-        # Slices of a stack are not contiguous, which some operations refuse.
-        parts = [coordinates[..., place.start : place.stop].contiguous() for place in self.places]
         return [
-            place.from_real(part.to(place.device, place.dtype.to_real()))
-            for place, part in zip(self.places, parts, strict=True)
+            place.from_real(
+                coordinates[..., place.start : place.stop].to(place.device, place.dtype.to_real())
+            )
+            for place in self.places
         ]
 
     def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:

@@ -82,6 +82,7 @@ class Problem:
         self.device = device  # where the caller's code makes new tensors, if it said so
         self._batchable = not (self._subclasses or recording or any(map(_is_sparse, arguments.leaves)))
         self._batch_trusted = False
+        self._contiguous = False
         self._randomness = "error"
         self._pure = False
         self._lifted = False
@@ -356,6 +357,10 @@ class Problem:
                 except (Impure, NeedsGraph):
                     raise
                 except Exception:  # whatever it was, the loop below either works or raises it again
+                    if len(self.inputs.places) > 1 and not self._contiguous:
+                        # Several inputs are slices of one stack, which some operations refuse.
+                        self._contiguous = True
+                        return self.values(points, loop=loop)
                     self._batchable = False
             if not loop:
                 raise NotBatchable
@@ -476,6 +481,8 @@ class Problem:
         for start in range(0, points.shape[0], size):
             block = points if points.shape[0] <= size else points[start : start + size]
             stacks = self._point_chart.from_coords(block)
+            if self._contiguous:
+                stacks = [stack.contiguous() for stack in stacks]
 
             def apply(primals: list[Tensor]) -> list[Tensor]:
                 leaves, _ = flatten(self.call(primals, self._point_others))
