@@ -83,7 +83,7 @@ def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
     """The alignments that are seen when one slice along each axis of each input is moved."""
     if not _has_axes(problem):
         return []
-    step = problem.steps(tol.eps)
+    step = problem.steps.array(tol.eps)
     slices = list(_slices(problem))
     points = np.empty((len(slices), step.size))
     points[:] = problem.point.numpy()
@@ -162,7 +162,7 @@ def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probes: Pro
         return _differences(problem, probes, pieces, step)
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probes, problem.made(problem.steps(eps) * share), tol)
+        sums = Sums(problem, probes, problem.steps.made(problem.steps.array(eps) * share), tol)
         if not sums.visible([Sum(a.groups, noise[a.place.start]) for a in alignments]):
             continue
         for pieces in _batches(alignments, max(1, problem.block_size() // 2)):

@@ -131,7 +131,7 @@ def _lacking(d: Derivatives, missing: list[int]) -> str | None:
     if isinstance(problem.inputs, Sampled):
         members = torch.isin(problem.inputs.kept, members).nonzero().flatten()
     move = torch.zeros(1, problem.inputs.size, dtype=torch.float64)
-    steps = problem.step(d.options.tol.eps) * normal(problem.inputs.size, d.options.tol.seed)
+    steps = problem.steps.tensor(d.options.tol.eps) * normal(problem.inputs.size, d.options.tol.seed)
     move[0, members] = steps[members]
     slope = problem.differences(move)[0] / d.options.tol.eps
     if members.numel() == 0 or not (slope.abs() > d.options.tol.atol).any():

@@ -119,7 +119,7 @@ def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
         return [cotangents @ problem.column_differences(step, span, loop=False).T]
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probes, problem.steps(eps), tol)
+        sums = Sums(problem, probes, problem.steps.array(eps), tol)
         if not sums.visible([Sum(slice(None), noise)]):
             continue
         for first in range(0, problem.inputs.size, size):

@@ -120,10 +120,10 @@ def _first_look(
     problem: Problem, analytic: Matrix, groups: Groups, tol: Tolerance, *, loop: bool = True
 ) -> Cells:
     """One central difference along each group."""
-    step, rtol = problem.step(tol.eps), tol.rtol
+    step, rtol = problem.steps.tensor(tol.eps), tol.rtol
     smallest, singly = step, groups.count == step.numel()
     if not singly:
-        step = torch.from_numpy(problem.made((step * groups.weight).numpy()))
+        step = torch.from_numpy(problem.steps.made((step * groups.weight).numpy()))
         # In a shared cell the tolerance of a large entry must not hide a small one that A lacks.
         rtol = min(tol.rtol, SHARED_RTOL)
         smallest = torch.full((groups.count,), torch.inf, dtype=torch.float64)
@@ -145,9 +145,9 @@ def _first_look(
         allowed = tol.atols * smallest[first:last, None] + rtol * numeric.abs()
         bad = ~(error <= allowed)
         if bad.any():
-            noise = allowed + 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
+            rounded = allowed + 8 * _EPS * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)
             colour, row = bad.nonzero().unbind(1)
-            ratio = (error / noise)[colour, row].nan_to_num(torch.inf)
+            ratio = (error / rounded)[colour, row].nan_to_num(torch.inf)
             noisy = noisy or bool((ratio <= 1).any())
             found.append((colour + first, row, ratio))
     if not found:
@@ -340,7 +340,7 @@ def bisect(
     problem: Problem, members: Tensor, expected: Tensor, weights: Tensor, signs: Tensor | None = None
 ) -> int:
     """Halve a set of columns, keeping the half where weights . J disagrees more with what is expected."""
-    step = problem.step(1e-6) if signs is None else problem.step(1e-6) * signs
+    step = problem.steps.tensor(1e-6) if signs is None else problem.steps.tensor(1e-6) * signs
     while members.numel() > 1:
         half = members.numel() // 2
         parts = (members[:half], members[half:])

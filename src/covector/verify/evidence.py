@@ -223,7 +223,7 @@ def _cut(matrix: Matrix, rows: Tensor, columns: Tensor) -> Tensor:
 def _numeric(problem: Problem, rows: Tensor, columns: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Central differences with steps h and 2h, extrapolated, and how far off they may be."""
     values, bounds = [], []
-    step = problem.step(eps)
+    step = problem.steps.tensor(eps)
     noise = 8 * problem.rounding * problem.known.abs().nan_to_num(0.0, 0.0, 0.0)[rows]
     size = max(1, problem.block_size() // 4)
     for start in range(0, columns.numel(), size):

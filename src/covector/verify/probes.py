@@ -44,7 +44,7 @@ def compare_probe(
     if verdict.entries == 0:
         return verdict
     along = weights(count * problem.inputs.size, tol.seed + 1).reshape(count, -1)
-    step = problem.step(tol.eps)
+    step = problem.steps.tensor(tol.eps)
     numeric, noise = _differences(problem, probes.cotangents[0], along * step)
     smallest = tol.atol * step.min()
     if not noise <= smallest:
@@ -52,7 +52,7 @@ def compare_probe(
         if problem.batchable and verdict.entries <= _CHEAP:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
         # Slopes with an error bound instead of one difference.
-        step = problem.step(1.0)
+        step = problem.steps.tensor(1.0)
         numeric, noise = _slopes(problem, probes.cotangents[0], along)
         smallest = tol.atol * step.min()
         if not noise <= _COARSE * smallest:
@@ -82,7 +82,7 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
     verdict = Verdict(Outcome.PASSED, entries=problem.inputs.size * problem.outputs.size)
     if verdict.entries == 0:
         return verdict
-    scale = problem.step(1.0)
+    scale = problem.steps.tensor(1.0)
     for direction in weights(count * problem.inputs.size, tol.seed + 2).reshape(count, -1):
         image = _push(problem, forward, direction * scale)
         slope = slopes_along(problem, direction).families[0]

@@ -24,6 +24,7 @@ from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 from covector.verify.stand_ins import doubled, filled, guarded, is_differentiable, same_bits, shifted
+from covector.verify.steps import Steps
 from covector.verify.tolerance import HasRows, Tolerance
 
 # A batch of evaluations holds at most this many numbers of input and output: what fits a cache.
@@ -33,9 +34,6 @@ _BATCH_NUMBERS = 1 << 19
 # that gives another value each time; by more than that, it jumps or has a pole, or its batches are wrong.
 _CURVED = 1e-9
 _JUMP = 1e-3
-
-# Smaller steps, relative to the point, are lost in its rounding.
-_LOST = 1e-12
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
@@ -93,6 +91,7 @@ class Problem:
         self.inputs = sampled(whole, max_entries, None, seed)
         self._point_chart = sampled(whole, max_entries, base, seed)
         self.point = base[self.inputs.kept] if isinstance(self.inputs, Sampled) else base
+        self.steps = Steps(self.point)
         self.variables = [
             place.stand_in(tensor).requires_grad_()
             for place, tensor in zip(whole.places, self.originals, strict=True)
@@ -383,36 +382,6 @@ class Problem:
     def batchable(self) -> bool:
         """Whether many points can be evaluated at once, as far as is known."""
         return self._batchable and not self.closes_over
-
-    def step(self, eps: float) -> Tensor:
-        """A step for each coordinate, in proportion to its size where that is more than one."""
-        return torch.from_numpy(self.steps(eps))
-
-    def steps(self, eps: float) -> np.ndarray:
-        """The same as an array."""
-        if eps < _LOST or not self._finite:
-            return self.made(eps * self._scale)
-        here = self.point.numpy()
-        return (here + eps * self._scale) - here
-
-    def made(self, wanted: np.ndarray) -> np.ndarray:
-        """The steps that are really made: the point plus the step is rounded."""
-        here = self.point.numpy()
-        with np.errstate(all="ignore"):
-            made = (here + wanted) - here
-            return np.where(made * wanted > 0, made, wanted)
-
-    @lazy
-    def _scale(self) -> np.ndarray:
-        size = abs(self.point.numpy())
-        if self._finite:
-            return np.maximum(size, 1.0)
-        scale = np.fmax(size, 1.0)  # of NaN and 1 it is 1
-        return np.where(scale < np.inf, scale, 1.0)
-
-    @lazy
-    def _finite(self) -> bool:
-        return bool(abs(self.point.numpy()).max(initial=0.0) < np.inf)
 
     def differences(self, moves: Tensor) -> Tensor:
         """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""

@@ -32,7 +32,7 @@ class Scan:
 def scan(problem: Problem, analytic: float, row: int, column: int, entry: str) -> Scan:
     """Differences of one output along one input, with steps in units of max(1, |x|)."""
     direction = unit(problem.inputs.size, column)
-    steps = torch.tensor(_STEPS, dtype=torch.float64) * problem.step(1.0)[column]
+    steps = torch.tensor(_STEPS, dtype=torch.float64) * problem.steps.tensor(1.0)[column]
     moves = steps[:, None] * direction
     # One by one, as where an entry is judged: a wrong batching rule must not show here.
     values = problem.values(torch.cat([moves, -moves, moves[:1] * 0]) + problem.point, batch=False)[:, row]

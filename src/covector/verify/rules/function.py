@@ -23,7 +23,7 @@ def stale(case: Case) -> Iterator[Found]:
     before, again = (d.filled(run.pull(d.cotangents)) for _ in range(2))
     if not torch.equal(before, again):
         return
-    d.problem.values((d.problem.point + 0.5 * d.problem.step(1.0))[None], batch=False)
+    d.problem.values((d.problem.point + 0.5 * d.problem.steps.tensor(1.0))[None], batch=False)
     if not torch.equal(before, d.filled(run.pull(d.cotangents))):
         text = f"{case.rule} uses a value of another call: it changes when the function is run elsewhere"
         yield Found(text, 0.98)
