@@ -10,14 +10,21 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_marked: set[CodeType] = set()
+# By identity: a code object hashes all that it holds, each time it is asked.
+_marked: dict[int, CodeType] = {}
+
+_MARKS = {
+    "_torchdynamo_disable": True,
+    "_torchdynamo_disable_msg": "covector's transforms run eagerly",
+}
 
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
 def is_transform(function: Any) -> bool:
     """Whether a function was made by one of our verbs."""
-    return getattr(function, "__code__", None) in _marked
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return id(code) in _marked
 
 
 def outside_graphs(function: F, like: Any = None) -> F:
@@ -31,9 +38,9 @@ def outside_graphs(function: F, like: Any = None) -> F:
         function.__qualname__ = getattr(like, "__qualname__", function.__name__)
         function.__doc__ = getattr(like, "__doc__", None)
         function.__wrapped__ = like  # type: ignore[attr-defined]
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "covector's transforms run eagerly"  # type: ignore[attr-defined]
-    if function.__code__ not in _marked:
-        _marked.add(function.__code__)
-        set_code_exec_strategy(function.__code__, _EAGER)
+    function.__dict__.update(_MARKS)
+    code = function.__code__
+    if id(code) not in _marked:
+        _marked[id(code)] = code
+        set_code_exec_strategy(code, _EAGER)
     return function

@@ -41,7 +41,7 @@ _without_constants: WeakSet[FunctionType] = WeakSet()
 def without_zeros(function: Any, run: Run) -> Run:
     """`run`, which calls this function, with the rules of this module if it has a use for them."""
     known = type(function) is FunctionType
-    if known and (function in _without_constants or is_transform(function)):
+    if (known and function in _without_constants) or is_transform(function):
         return run  # a transform inside works on a level of its own, or records
 
     def running(leaves: list[Any]) -> Evaluation:

@@ -74,7 +74,10 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
 # Types of node that torch itself makes, as they are met: nothing has to be asked of them again.
-_plain: set[type] = set()
+_plain: set[type] = {_LeafNode}
+
+# Up to here it takes longer to remember nodes than to meet them twice.
+_FEW_NODES = 32
 
 
 def survey(tensor: Tensor) -> Survey:
@@ -83,27 +86,24 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    dead_end = False
+    dead_end = outside = once = by_hand = False
     inner: list[Any] = [tensor.grad_fn]
-    leaves: list[Any] = []
-    seen = set(inner)
+    seen: set[Any] = set()
     for node in inner:  # it grows on the way
         leads_on = False
         for parent, _ in node.next_functions:
             if parent is not None:
                 leads_on = True
-                if parent not in seen:
+                if len(inner) < _FEW_NODES:
+                    inner.append(parent)
+                elif parent not in seen:
                     seen.add(parent)
-                    if type(parent) is _LeafNode:
-                        leaves.append(parent)
-                    else:
-                        inner.append(parent)
+                    inner.append(parent)
         if not leads_on:
-            dead_end = True
-    outside = once = by_hand = False
-    for leaf in leaves:
-        if not hasattr(leaf.variable, _CLOSED):
-            outside = True
+            if type(node) is not _LeafNode:
+                dead_end = True
+            elif not hasattr(node.variable, _CLOSED):
+                outside = True
     for kind in () if _plain.issuperset(map(type, inner)) else set(map(type, inner)):
         custom = getattr(kind, "_forward_cls", None)
         if kind.__name__ == "CompiledFunctionBackwardBackward":

@@ -36,15 +36,20 @@ class ShortRun:
     __slots__ = ("_connected", "returned", "variables")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
-        self._connected = torch.is_grad_enabled()
-        inner = [value.detach() for value in args]
-        self.variables = [inner[index].requires_grad_() for index in chosen]
-        torch._C._set_grad_enabled(True)
+        inner, variables = [], []  # in loops: a comprehension is a call of its own
+        for value in args:
+            inner.append(value.detach())
+        for index in chosen:
+            variables.append(inner[index].requires_grad_())
+        self._connected = connected = torch.is_grad_enabled()
+        self.variables = variables
+        if not connected:
+            torch._C._set_grad_enabled(True)
         try:
             self.returned = function(*inner)
         finally:
-            torch._C._set_grad_enabled(self._connected)
-            for variable in self.variables:
+            torch._C._set_grad_enabled(connected)
+            for variable in variables:
                 graph.close_leaf(variable)
 
     def shown(self) -> Tensor | None:
@@ -54,15 +59,17 @@ class ShortRun:
             return None
         return output.detach() if graph.survey(output) is graph.NOWHERE else None
 
-    def pull(self, cotangent: Tensor, *, keep: bool) -> list[Tensor] | None:
+    def pull(self, cotangent: Tensor, *, keep: bool) -> tuple[Any, ...] | None:
         """J^T v, if there was something to show; None where somebody could differentiate that."""
         if cotangent.requires_grad or forward_ad._current_level >= 0 or levels.active():
             return None
-        outputs, variables = (self.returned,), self.variables
-        pulled: list[Any] = list(graph.backward(outputs, (cotangent,), variables, keep=keep, record=False))
-        for index, value in enumerate(pulled):
+        variables = self.variables
+        outputs, cotangents = (self.returned,), (cotangent,)
+        pulled = tuple(graph.backward(outputs, cotangents, variables, keep=keep, record=False))
+        for value in pulled:
             if value is None:
-                pulled[index] = torch.zeros_like(variables[index])
+                pairs = zip(pulled, variables, strict=True)
+                return tuple(torch.zeros_like(variable) if p is None else p for p, variable in pairs)
         return pulled
 
     def rows(self, shown: Tensor) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covector._engine import short
 from covector._engine.compiled import outside_graphs
+from covector._engine.short import ShortRun
 from covector._linear import Pullback
 from covector._tree import Arguments, select_all
 from covector.errors import Caller
@@ -84,21 +85,35 @@ def _short_vjp(caller: Caller, primals: tuple[Any, ...]) -> tuple[Any, Pull]:
     """The value and the pullback of a function of tensors, by the short way as far as that goes."""
     run = run_short(caller, primals, range(len(primals)))
     shown = run.shown()
+    if shown is not None:
+        return shown, _ShortPull(caller, primals, run, shown)
+    output, pull = _long_vjp(caller, primals, run)
+    return output, outside_graphs(pull)
 
-    def general() -> tuple[Any, Pull]:
-        evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
-        pullback = Pullback.of(caller, run.recording(evaluation))
-        return pullback.evaluation.value(), _puller(caller, pullback, select_all(primals))
 
-    if shown is None:
-        output, pull = general()
-        return output, outside_graphs(pull)
+class _ShortPull:
+    """The pullback of a short run. Closures would have to be marked one by one; a class is marked once."""
 
-    def vjp_fn(cotangents: Any) -> tuple[Any, ...]:
-        if isinstance(cotangents, Tensor) and alike(cotangents, shown):
-            pulled = run.pull(cotangents, keep=True)
+    __slots__ = ("_caller", "_primals", "_run", "_shown")
+    __name__ = "vjp_fn"
+
+    def __init__(self, caller: Caller, primals: tuple[Any, ...], run: ShortRun, shown: Tensor) -> None:
+        self._caller = caller
+        self._primals = primals
+        self._run = run
+        self._shown = shown
+
+    @outside_graphs
+    def __call__(self, cotangents: Any) -> tuple[Any, ...]:
+        if isinstance(cotangents, Tensor) and alike(cotangents, self._shown):
+            pulled = self._run.pull(cotangents, keep=True)
             if pulled is not None:
-                return tuple(pulled)
-        return general()[1](cotangents)
+                return pulled
+        return _long_vjp(self._caller, self._primals, self._run)[1](cotangents)
 
-    return shown, outside_graphs(vjp_fn)
+
+def _long_vjp(caller: Caller, primals: tuple[Any, ...], run: ShortRun) -> tuple[Any, Pull]:
+    """The value and the pullback of the same run, the general way."""
+    evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
+    pullback = Pullback.of(caller, run.recording(evaluation))
+    return pullback.evaluation.value(), _puller(caller, pullback, select_all(primals))
