@@ -356,6 +356,7 @@ def product(x):
 def test_torch_compile():
     """Compiled code that calls our transforms gives the same results as eager code."""
     made_before = covector.hessian(product)
+    pulled_before = covector.vjp(torch.sin, x)[1]
 
     def everything(x):
         y = 2 * x
@@ -364,6 +365,7 @@ def test_torch_compile():
             made_before(y),
             covector.jvp(torch.sin, (y,), (y,)),
             covector.vjp(torch.sin, y)[1](y),
+            pulled_before(y),
             covector.jacfwd(torch.sin)(y).sum(0),
             covector.jacrev(torch.sin)(y) * 3,
             covector.linearize(torch.sin, y)[1](y),

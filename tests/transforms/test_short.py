@@ -88,6 +88,23 @@ def test_grad_stays_connected_to_what_the_function_captures():
     assert torch.equal(torch.autograd.grad(gradient.sum(), WEIGHT)[0], 2 * X)
 
 
+def test_a_long_graph_is_walked_once_per_node():
+    """Sixty squarings make 2^60 ways through the graph; what stands at their end is still seen."""
+
+    def tower(x):
+        for _ in range(60):
+            x = x * x
+        return (x * (WEIGHT / WEIGHT)).sum()
+
+    ones = torch.ones_like(X)
+    gradient = covector.grad(tower)(ones)
+    assert torch.equal(gradient, 2.0**60 * ones)
+    assert gradient.requires_grad
+    value, vjp_fn = covector.vjp(tower, ones)
+    assert value.requires_grad
+    assert torch.equal(vjp_fn(torch.ones_like(value))[0], 2.0**60 * ones)
+
+
 def test_a_gradient_inside_sees_the_leaf_of_the_outer_one():
     """d/dx of d/dy (x y) at a y that is a constant: the inner function captures the outer leaf."""
     outer = covector.grad(lambda x: covector.grad(lambda y: (x**2 * y).sum())(V).sum())
