@@ -131,10 +131,20 @@ def calls_of(function, *shapes):
     return report.evaluations
 
 
-def test_an_elementwise_function_takes_three_calls():
-    """One records the graph, one shows which axes belong together, one takes all differences in a batch."""
-    assert calls_of(torch.sin, (5_000,)) == 3
-    assert calls_of(torch.hypot, (100, 1), (70,)) == 3
+def test_an_elementwise_function_takes_two_calls():
+    """One records the graph, one shows which axes belong together and takes all differences in a batch."""
+    assert calls_of(torch.sin, (5_000,)) == 2
+    assert calls_of(torch.hypot, (100, 1), (70,)) == 2
+
+
+def test_rows_that_are_independent_take_three_calls():
+    """What belongs together is seen first; then the columns of each row are moved, all rows at once."""
+    assert calls_of(lambda x: x.softmax(1), (100, 10)) == 3
+
+
+def test_shapes_that_have_no_axis_in_common_are_not_moved_to_see():
+    """The graph, and every column in a batch."""
+    assert calls_of(lambda x: x.sin().sum(), (500,)) == 2
 
 
 def test_in_a_loop_it_takes_three_for_each_input():
@@ -142,8 +152,35 @@ def test_in_a_loop_it_takes_three_for_each_input():
         assert x.sum().item() < 1e9
         return x * y
 
-    # The graph, two batches that fail, one slice of each input, and two differences.
-    assert calls_of(unbatchable, (500,), (500,)) == 9
+    # The graph, a batch that fails, one slice of each input, and two differences.
+    assert calls_of(unbatchable, (500,), (500,)) == 8
+
+
+@torch.library.custom_op("covector_tests::cube", mutates_args=())
+def cube(x: Tensor) -> Tensor:
+    """A registered operator: in a batch, torch applies it point by point."""
+    cube_calls.append(x.shape)
+    return x**3
+
+
+cube_calls: list[torch.Size] = []
+cube.register_autograd(
+    lambda ctx, cotangent: 3 * ctx.saved_tensors[0] ** 2 * cotangent,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def test_fast_mode_spares_an_operator_that_is_applied_point_by_point():
+    """Along random directions, however few the entries are; exhaustively, each of them twice."""
+    x = point(40)
+    cube_calls.clear()
+    assert covector.gradcheck(cube, x)
+    exhaustively = len(cube_calls)
+    cube_calls.clear()
+    assert covector.gradcheck(cube, x, fast_mode=True)
+    assert len(cube_calls) < 20 < 80 <= exhaustively
+    with pytest.raises(covector.GradcheckError):
+        covector.gradcheck(lambda x: cube(x) + 1e-3 * x.detach(), x, fast_mode=True)
 
 
 def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
@@ -165,6 +202,18 @@ def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
             return backward(*cotangents, *ctx.saved_tensors)
 
     return Given.apply
+
+
+def test_one_row_is_pulled_back_once_less():
+    """Of a single output every cotangent is a multiple of any other."""
+
+    def pulls(function):
+        count = []
+        counted = batchable(function, lambda v, x: count.append(v) or v * torch.ones_like(x))
+        assert covector.gradcheck(counted, point(4), check_undefined_grad=False)
+        return len(count)
+
+    assert pulls(lambda x: x.sum()) == pulls(lambda x: x.clone()) - 1
 
 
 def spread(largest: float, *shape: int) -> Tensor:

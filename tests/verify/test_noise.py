@@ -101,3 +101,36 @@ def test_infinite_gradients_that_repeat_are_deterministic():
     )
     assert report.outcome is Outcome.INCONCLUSIVE
     assert [f.check for f in report.findings if f.outcome is Outcome.FAILED] == []
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e4])
+def test_fast_mode_takes_a_longer_step_where_outputs_are_large(scale):
+    """One difference cannot show an entry of 1e-3 beside these; two longer ones can."""
+    x = torch.linspace(0.5, 1.5, 100, dtype=torch.float64, requires_grad=True)
+    matrix = torch.linspace(0.0, 0.02, 5_000, dtype=torch.float64).reshape(100, 50)
+
+    def right(x):
+        return scale * (matrix @ x[:50].exp()).sin() + 1e-3 * x[60]
+
+    def wrong(x):
+        return scale * (matrix @ x[:50].exp()).sin() + 1e-3 * x[60].detach()
+
+    assert covector.gradcheck(right, x, fast_mode=True)
+    assert not covector.gradcheck(wrong, x, fast_mode=True, raise_exception=False)
+
+
+def test_a_verdict_alone_takes_few_evaluations_where_a_derivative_is_plainly_wrong():
+    """Four steps that agree with each other decide; to describe what is wrong takes more."""
+    calls = []
+
+    def doubled(x):
+        calls.append(x)
+        assert float(x.sum()) < 1e9  # not in a batch
+        return x.detach() + x
+
+    x = torch.tensor([1.25, 0.75], dtype=torch.float64, requires_grad=True)
+    assert covector.gradcheck(doubled, x, raise_exception=False) is False
+    briefly = len(calls)
+    calls.clear()
+    assert not covector.check(doubled, x)
+    assert briefly < 20 < len(calls)

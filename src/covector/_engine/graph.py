@@ -73,6 +73,9 @@ NOWHERE = Survey(outside=False, dead_end=False, once=False)
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
+# Where torch makes the custom Functions of registered operators.
+_OPERATORS = "torch._library.autograd"
+
 # Types of node that torch itself makes, as they are met: nothing has to be asked of them again.
 _plain: set[type] = {_LeafNode}
 
@@ -231,6 +234,14 @@ def reached(tensors: Sequence[Tensor]) -> Reached:
                 if parent is not None:
                     pending.append(parent)
     return Reached(leaves, seen)
+
+
+def through_operator(inner: set[Any]) -> bool:
+    """Whether one of these nodes belongs to an operator registered with `torch.library`.
+
+    Such an operator is applied point by point in a batch, unless it has a rule of its own.
+    """
+    return any(getattr(type(n), "_forward_cls", Function).__module__ == _OPERATORS for n in inner)
 
 
 def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:

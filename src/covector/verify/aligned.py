@@ -79,10 +79,43 @@ class Alignment:
         )
 
 
-def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
-    """The alignments that are seen when one slice along each axis of each input is moved."""
+class Seen(NamedTuple):
+    """Alignments, and differences along some moves that were taken on the way."""
+
+    alignments: list[Alignment]
+    moves: np.ndarray
+    differences: np.ndarray
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return sum(alignment.count for alignment in self.alignments)
+
+
+def may_align(problem: Problem, most: float) -> bool:
+    """Whether, as far as shapes tell, there can be so few groups."""
     if not _has_axes(problem):
-        return []
+        return False
+    count = 0
+    for place in _places(problem.inputs):
+        free = [list(output.shape) for output in _places(problem.outputs)]
+        groups = prod(place.real_shape[len(place.shape) :])
+        for size in place.shape:
+            if all(size in sizes for sizes in free):
+                for sizes in free:
+                    sizes.remove(size)
+            else:
+                groups *= size
+        count += groups
+    return count <= most
+
+
+def by_moving(problem: Problem, tol: Tolerance) -> Seen:
+    """The alignments that are seen when one slice along each axis of each input is moved.
+
+    Where shapes say that the function may be elementwise, all of an input is moved as well: if it is one,
+    no other difference is needed.
+    """
     step = problem.steps.array(tol.eps)
     slices = list(_slices(problem))
     points = np.empty((len(slices), step.size))
@@ -92,15 +125,42 @@ def by_moving(problem: Problem, tol: Tolerance) -> list[Alignment]:
         sizes = step[place.start : place.stop].reshape(place.real_shape)
         at = (slice(None),) * axis + (index,)
         part[at] += sizes[at]
+    inputs, outputs = _places(problem.inputs), tuple(_places(problem.outputs))
+    if _broadcast(inputs, outputs):
+        made = _weighted(problem, tol.eps, tol.seed)
+        moves = np.zeros((len(inputs), step.size))
+        for move, place in zip(moves, inputs, strict=True):
+            move[place.start : place.stop] = made[place.start : place.stop]
+        differences, values = problem.differences_and_values(moves, [points])
+    else:
+        differences = moves = points[:0]
+        values = problem.values(torch.from_numpy(points)).numpy()
     with np.errstate(all="ignore"):
-        changes = abs(problem.values(torch.from_numpy(points)).numpy() - problem.known.numpy())
-    outputs = tuple(_places(problem.outputs))
-    axes: dict[int, Axes] = {place.start: {} for place in _places(problem.inputs)}
+        changes = abs(values - problem.known.numpy())
+    axes: dict[int, Axes] = {place.start: {} for place in inputs}
     for change, (place, axis, index) in zip(changes, slices, strict=True):
         match = _match(change, outputs, place, axis, index, axes[place.start])
         if match is not None:
             axes[place.start][axis] = match
-    return [Alignment(place, axes[place.start], outputs) for place in _places(problem.inputs)]
+    alignments = [Alignment(place, axes[place.start], outputs) for place in inputs]
+    return Seen(alignments, moves, differences)
+
+
+def _broadcast(inputs: Sequence[AnyPlace], outputs: Sequence[AnyPlace]) -> bool:
+    """Whether every input is a real tensor that could be broadcast to every output."""
+    for place in inputs:
+        if len(place.real_shape) > len(place.shape):
+            return False
+        for output in outputs:
+            pairs = zip(reversed(place.shape), reversed(output.shape), strict=False)
+            if len(place.shape) > len(output.shape) or any(size not in (1, to) for size, to in pairs):
+                return False
+    return True
+
+
+def _weighted(problem: Problem, eps: float, seed: int) -> np.ndarray:
+    """The steps that are made together, by random weights."""
+    return problem.steps.made(problem.steps.array(eps) * weights(problem.inputs.size, seed + 1).numpy())
 
 
 def _has_axes(problem: Problem) -> bool:
@@ -151,18 +211,18 @@ class Piece(NamedTuple):
     groups: np.ndarray
 
 
-def aligned_agree(problem: Problem, alignments: Sequence[Alignment], probes: Probes, tol: Tolerance) -> bool:
+def aligned_agree(problem: Problem, seen: Seen, probes: Probes, tol: Tolerance) -> bool:
     """Whether v^T A is v^T J in every column, all aligned elements differenced at once."""
+    alignments = seen.alignments
     with np.errstate(all="ignore"):
         squares = np.square(probes.cotangents[:1].numpy() * problem.known.numpy())
     noise = {a.place.start: 4 * problem.rounding * np.sqrt(a.gathered(squares)) for a in alignments}
-    share = weights(problem.inputs.size, tol.seed + 1).numpy()
 
     def take(step: np.ndarray) -> list[np.ndarray]:
-        return _differences(problem, probes, pieces, step)
+        return _differences(problem, seen, probes, pieces, step)
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probes, problem.steps.made(problem.steps.array(eps) * share), tol)
+        sums = Sums(problem, probes, _weighted(problem, eps, tol.seed), tol)
         if not sums.visible([Sum(a.groups, noise[a.place.start]) for a in alignments]):
             continue
         for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
@@ -190,7 +250,9 @@ def _batches(alignments: Sequence[Alignment], size: int) -> Iterator[list[Piece]
         yield batch
 
 
-def _differences(problem: Problem, probes: Probes, pieces: list[Piece], step: np.ndarray) -> list[np.ndarray]:
+def _differences(
+    problem: Problem, seen: Seen, probes: Probes, pieces: list[Piece], step: np.ndarray
+) -> list[np.ndarray]:
     """Differences along these groups, weighted with each v and summed for each coordinate of them."""
     moves = np.zeros((sum(len(piece.groups) for piece in pieces), step.size))
     start, spans = 0, []
@@ -198,7 +260,10 @@ def _differences(problem: Problem, probes: Probes, pieces: list[Piece], step: np
         spans.append(slice(start, start + len(piece.groups)))
         np.put_along_axis(moves[spans[-1]], piece.groups, step[piece.groups], axis=1)
         start = spans[-1].stop
-    differences = problem.differences(torch.from_numpy(moves)).numpy()
+    if np.array_equal(moves, seen.moves):
+        differences = seen.differences
+    else:
+        differences = problem.differences(torch.from_numpy(moves)).numpy()
     sums = []
     for piece, span in zip(pieces, spans, strict=True):
         weighted = [piece.alignment.gathered(differences[span] * v) for v in probes.cotangents.numpy()]

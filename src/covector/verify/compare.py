@@ -18,7 +18,7 @@ from covector.verify.directions import FEW_COLUMNS, FEW_IN_A_LOOP, Groups, colou
 from covector.verify.maps import Matrix
 from covector.verify.problem import NotBatchable, Problem
 from covector.verify.report import Entry, Mismatch, Outcome
-from covector.verify.slopes import Slopes, slopes_along
+from covector.verify.slopes import STEADY, Slopes, slopes_along, steady_slope
 from covector.verify.tolerance import Tolerance, within
 
 # How many groups are looked at again at a time, for each entry that is to be named.
@@ -34,6 +34,9 @@ _FEW_NUMBERS = 1 << 20
 
 # How many columns that the pattern lacks are tried for one cell.
 _ROUNDS = 4
+
+# How many times what is allowed an entry is off that is plainly wrong.
+_PLAINLY = 10
 
 # The relative tolerance of a cell in which several columns meet.
 SHARED_RTOL = 1e-10
@@ -204,10 +207,23 @@ def _worst_is_wrong(
     """One entry that is wrong decides: whether the likeliest one is."""
     colour, row = int(suspects.colour[0]), int(suspects.row[0])
     for column in _candidates(problem, groups, analytic, colour, row):
+        value = analytic.entry(row, column)
+        if _plainly_wrong(problem, value, row, column, tol):
+            return True
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
-        outcome, _ = judge(problem, analytic.entry(row, column), slopes, row, column, tol)
+        outcome, _ = judge(problem, value, slopes, row, column, tol)
         return outcome is Outcome.FAILED
     return False
+
+
+def _plainly_wrong(problem: Problem, value: float, row: int, column: int, tol: Tolerance) -> bool:
+    """Whether an entry is so far off a slope that is the same at all distances that no bound is needed."""
+    if problem.low_precision or problem.rounding > _EPS or tol.kinks == "pass":
+        return False
+    slope = steady_slope(problem, row, column)
+    if slope is None:
+        return False
+    return abs(value - slope) > _PLAINLY * (tol.allowed(row, slope) + STEADY * abs(slope))
 
 
 def _first_occurrences(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from covector._chart import ShapeChange
 from covector._engine import graph
 from covector._lazy import lazy
-from covector.verify.aligned import aligned_agree, by_moving
+from covector.verify.aligned import aligned_agree, by_moving, may_align
 from covector.verify.combined import Probes, columns_agree
 from covector.verify.compare import Verdict
 from covector.verify.directions import SHRINK, Cotangents, cotangents_of, weights
@@ -74,9 +74,14 @@ class Derivatives:
     @property
     def probing(self) -> bool:
         """Whether differences are taken along random directions instead of every column."""
-        columns, rows = self.problem.inputs.size, self.problem.outputs.size
-        few = columns * (columns + rows) <= _FEW_NUMBERS and self.problem.stackable
-        return self.options.fast and not few
+        return self.options.fast and not self._few
+
+    @lazy
+    def _few(self) -> bool:
+        problem = self.problem
+        columns, rows = problem.inputs.size, problem.outputs.size
+        few = columns * (columns + rows) <= _FEW_NUMBERS
+        return few and problem.stackable and not problem.one_by_one
 
     @property
     def has_matrix(self) -> bool:
@@ -98,7 +103,7 @@ class Derivatives:
         if problem.low_precision or problem.rounding > _DOUBLE:
             return False
         numbers = columns * (columns + rows)
-        if numbers <= _FEW_NUMBERS and problem.batchable:
+        if numbers <= _FEW_NUMBERS and problem.batchable and not self.probing:
             agree = self._each_column()
             if problem.batchable:
                 return agree
@@ -134,10 +139,12 @@ class Derivatives:
         """Whether all entries agreed with differences, aligned elements moved at once where that saves."""
         problem, tol = self.problem, self.options.tol
         most = _FEW_GROUPS if self.probing else _WORTH * problem.inputs.size
+        if not may_align(problem, most):
+            return False
         with self._guessing():
-            alignments = by_moving(problem, tol)
-            if alignments and sum(alignment.count for alignment in alignments) <= most:
-                return aligned_agree(problem, alignments, self.probes, tol)
+            seen = by_moving(problem, tol)
+            if seen.groups <= most:
+                return aligned_agree(problem, seen, self.probes, tol)
         return False
 
     @lazy
@@ -163,9 +170,12 @@ class Derivatives:
 
     @lazy
     def probes(self) -> Probes:
-        """The random cotangent and its pullback; if it is not to be fast, an uneven cotangent too."""
+        """The random cotangent and its pullback; if it is not to be fast, an uneven cotangent too.
+
+        That one shows what a sum of rows hides; of one row it is a multiple.
+        """
         rows = self._random.rows
-        if self.options.fast:
+        if self.options.fast or self.problem.outputs.size == 1:
             return Probes(rows[:1], self.pulled_coordinates[None])
         pulled = self.pull(_copies(self._random.uneven))
         return Probes(rows, torch.stack([self.pulled_coordinates, pulled]))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from covector.verify.combined import Probes
+from covector.verify.combined import COARSER, Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, ReverseMap
@@ -44,16 +44,21 @@ def compare_probe(
     if verdict.entries == 0:
         return verdict
     along = weights(count * problem.inputs.size, tol.seed + 1).reshape(count, -1)
-    step = problem.steps.tensor(tol.eps)
-    numeric, noise = _differences(problem, probes.cotangents[0], along * step)
-    smallest = tol.atol * step.min()
-    if not noise <= smallest:
+    cotangent = probes.cotangents[0]
+    for times, take in _WAYS if problem.batchable else _WAYS[:1]:
+        step = problem.steps.tensor(times * tol.eps)
+        smallest = tol.atol * step.min()
+        if _rounding(problem) <= smallest:
+            numeric, noise = take(problem, cotangent, along * step)
+            if noise <= smallest:
+                break
+    else:
         # Too coarse to show one entry.
         if problem.batchable and verdict.entries <= _CHEAP:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
         # Slopes with an error bound instead of one difference.
         step = problem.steps.tensor(1.0)
-        numeric, noise = _slopes(problem, probes.cotangents[0], along)
+        numeric, noise = _slopes(problem, cotangent, along)
         smallest = tol.atol * step.min()
         if not noise <= _COARSE * smallest:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
@@ -105,8 +110,25 @@ def _differences(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Te
     both = problem.differences(torch.cat([moves, 2 * moves[:1]])) @ cotangent
     numeric, double = both[:-1], both[-1] / 2
     truncation = (double - numeric[0]).abs()
-    rounding = 8 * problem.rounding * problem.known.nan_to_num(0.0, 0.0, 0.0).norm()
-    return numeric, 4 * truncation + rounding
+    return numeric, 4 * truncation + _rounding(problem)
+
+
+def _extrapolated(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from steps s and 2s, which takes the larger part of the curvature away."""
+    count = moves.shape[0]
+    every = problem.differences(torch.cat([moves, 2 * moves, 4 * moves[:1]])) @ cotangent
+    near, far = every[:count], every[count:-1] / 2
+    numeric = (4 * near - far) / 3
+    longer = (4 * far[0] - every[-1] / 4) / 3
+    return numeric, (longer - numeric[0]).abs() + 2 * _rounding(problem)
+
+
+def _rounding(problem: Problem) -> Tensor:
+    return 8 * problem.rounding * problem.known.nan_to_num(0.0, 0.0, 0.0).norm()
+
+
+# Differences with the step of the tolerance, and where they are too coarse, with so much longer ones.
+_WAYS = ((1, _differences), (COARSER, _extrapolated))
 
 
 def _slopes(problem: Problem, cotangent: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:

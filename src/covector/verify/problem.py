@@ -35,6 +35,9 @@ _BATCH_NUMBERS = 1 << 19
 _CURVED = 1e-9
 _JUMP = 1e-3
 
+# What operations say that refuse slices of a larger tensor.
+_OF_SLICES = ("contiguous", "stride")
+
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
 
@@ -293,6 +296,11 @@ class Problem:
         """Whether a custom Function is on the way."""
         return any(hasattr(node, "_forward_cls") for node in self._reached.inner)
 
+    @lazy
+    def one_by_one(self) -> bool:
+        """Whether a batch saves nothing, because torch goes through it point by point."""
+        return graph.through_operator(self._reached.inner)
+
     def _closes_over(self) -> bool:
         """Whether the function uses the caller's own tensors beside, or instead of, what it is given."""
         leaves, inner = self._reached
@@ -355,9 +363,9 @@ class Problem:
                     return self._batched_values(points)
                 except (Impure, NeedsGraph):
                     raise
-                except Exception:  # whatever it was, the loop below either works or raises it again
-                    if len(self.inputs.places) > 1 and not self._contiguous:
-                        # Several inputs are slices of one stack, which some operations refuse.
+                except Exception as error:  # whatever it was, the loop below works or raises it again
+                    if not self._contiguous and any(word in str(error) for word in _OF_SLICES):
+                        # Several inputs are slices of one stack.
                         self._contiguous = True
                         return self.values(points, loop=loop)
                     self._batchable = False
@@ -385,8 +393,14 @@ class Problem:
 
     def differences(self, moves: Tensor) -> Tensor:
         """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""
-        here, along = self.point.numpy(), moves.numpy()
-        return torch.from_numpy(self._halved(np.concatenate([here + along, here - along])))
+        return torch.from_numpy(self.differences_and_values(moves.numpy(), ())[0])
+
+    def differences_and_values(
+        self, moves: np.ndarray, points: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same, and the outputs at more points, all evaluated at once."""
+        here = self.point.numpy()
+        return self._halved(np.concatenate([here + moves, here - moves, *points]), len(moves))
 
     def column_differences(self, step: np.ndarray, columns: slice, *, loop: bool = True) -> np.ndarray:
         """The same for each of these coordinates moved by itself; without a loop, or `NotBatchable`."""
@@ -398,21 +412,21 @@ class Problem:
         moved = points[:, columns.start :: size + 1][:, : made.size]
         moved[0] += made
         moved[1] -= made
-        return self._halved(rows, loop)
+        return self._halved(rows, made.size, loop)[0]
 
-    def _halved(self, points: np.ndarray, loop: bool = True) -> np.ndarray:
-        """Half of f at the first half of these points minus f at the second."""
+    def _halved(self, points: np.ndarray, count: int, loop: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Half of f at the first so many points minus f at the next, and f at the rest."""
         values = self.values(torch.from_numpy(points), loop=loop).numpy()
-        plus, minus = values[: len(values) // 2], values[len(values) // 2 :]
+        plus, minus = values[:count], values[count : 2 * count]
         if self._batchable and not self._batch_trusted:
             # A custom Function may have a batching rule of its own.
             known = self._around(plus[0], minus[0]) and not self._custom
             if not known and not self._as_singly(points[[0, -1]], values[[0, -1]]):
                 self._batchable = False  # a batching rule is wrong: evaluate singly
-                return self._halved(points, loop)
+                return self._halved(points, count, loop)
             self._batch_trusted = True
         with np.errstate(all="ignore"):
-            return 0.5 * (plus - minus)
+            return 0.5 * (plus - minus), values[2 * count :]
 
     @lazy
     def known(self) -> Tensor:

@@ -21,6 +21,10 @@ _STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
 
+# Steps that leave no doubt if they agree, and to what share of the slope they have to.
+_FOUR = 2.0 ** -torch.tensor([13.0, 15.0, 17.0, 19.0], dtype=torch.float64)
+STEADY = 0.01
+
 # How many bounds two slopes are apart that contradict each other; noise may make a bound too small by chance.
 _FAR_OUTSIDE = 10
 
@@ -96,6 +100,27 @@ def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False) ->
         relative = torch.where(size > 0, size.clamp(max=1.0), 1.0)
         families.append(_family(problem, direction, relative, batch))
     return Slopes(tuple(families))
+
+
+def steady_slope(problem: Problem, row: int, column: int) -> float | None:
+    """The slope of one output along one coordinate, if steps of very different lengths agree on it.
+
+    A slope of zero does not count: the steps may be lost in the rounding of something inside.
+    """
+    steps = torch.outer(_FOUR, problem.steps.tensor(1.0))
+    moves = torch.zeros_like(steps)
+    moves[:, column] = steps[:, column]
+    points = torch.cat([problem.point + moves, problem.point - moves])
+    try:
+        plus, minus = problem.values(points, batch=False)[:, row].chunk(2)
+    except (RuntimeError, ValueError) as error:
+        if error is not problem.raised:
+            raise
+        return None
+    slopes = (plus - minus) / (2 * moves[:, column])
+    middle = float(slopes.median())
+    steady = middle != 0 and float(slopes.max() - slopes.min()) <= STEADY * abs(middle)
+    return middle if steady else None
 
 
 def _family(problem: Problem, direction: Tensor, scale: Tensor, batch: bool) -> Family:
