@@ -1,5 +1,8 @@
 """The short way of `vjp` and `grad`: whatever hands over to the general way does so without a second run."""
 
+import copy
+import weakref
+
 import pytest
 import torch
 
@@ -103,6 +106,25 @@ def test_a_long_graph_is_walked_once_per_node():
     value, vjp_fn = covector.vjp(tower, ones)
     assert value.requires_grad
     assert torch.equal(vjp_fn(torch.ones_like(value))[0], 2.0**60 * ones)
+
+
+def test_a_pullback_made_without_grad_mode_is_connected_where_there_is_one():
+    """The value is not; d/dw of v . d/dx w x^2 is 2 x v."""
+    with torch.no_grad():
+        value, vjp_fn = covector.vjp(lambda x: WEIGHT * x**2, X)
+        assert not vjp_fn(V)[0].requires_grad
+    assert not value.requires_grad
+    assert torch.equal(torch.autograd.grad(vjp_fn(V)[0].sum(), WEIGHT)[0], 2 * X * V)
+
+
+def test_a_pullback_can_be_held_as_a_function_can():
+    """Named, copied, referred to weakly, given attributes."""
+    _, vjp_fn = covector.vjp(torch.sin, X)
+    assert vjp_fn.__name__ == "vjp_fn"
+    assert copy.deepcopy(vjp_fn) is vjp_fn
+    assert weakref.ref(vjp_fn)() is vjp_fn
+    vjp_fn.note = "mine"
+    assert torch.equal(vjp_fn(V)[0], V * X.cos())
 
 
 def test_a_gradient_inside_sees_the_leaf_of_the_outer_one():

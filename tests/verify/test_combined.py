@@ -183,6 +183,65 @@ def test_fast_mode_spares_an_operator_that_is_applied_point_by_point():
         covector.gradcheck(lambda x: cube(x) + 1e-3 * x.detach(), x, fast_mode=True)
 
 
+def test_torch_makes_no_remarks_on_operators_without_a_batching_rule(capfd):
+    """It would write one to standard error for every batch."""
+    assert covector.gradcheck(cube, point(5))
+    assert capfd.readouterr().err == ""
+
+
+@torch.library.custom_op("covector_tests::slope", mutates_args=())
+def slope(x: Tensor) -> Tensor:
+    """The sine, whose backward has two entries too many, such that their cotangents nearly cancel."""
+    return x.sin()
+
+
+def _slope_backward(ctx, cotangent):
+    wrong = torch.zeros_like(cotangent)
+    wrong[2] = 2e-4 * (cotangent[0] + cotangent[1])
+    return cotangent * ctx.saved_tensors[0].cos() + wrong
+
+
+slope.register_autograd(
+    _slope_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_entries_whose_cotangents_nearly_cancel(fast):
+    x = torch.tensor([0.3, 0.5, 0.7], dtype=torch.float64, requires_grad=True)
+    assert not covector.gradcheck(slope, x, fast_mode=fast, raise_exception=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("size", [3, 200])
+def test_a_backward_that_rounds_its_cotangent_is_not_linear(size, fast):
+    """Of unit cotangents, which are not rounded, every row is right."""
+    rounding = given(torch.sin, lambda v, x: v.bfloat16().double() * x.cos())
+    assert not covector.gradcheck(rounding, point(size), fast_mode=fast, raise_exception=False)
+
+
+@pytest.mark.parametrize("size", [5, 500])
+def test_a_batching_rule_that_loses_points_accuses_nobody(size):
+    class Lost(Function):
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return cotangent * ctx.saved_tensors[0].cos()
+
+        @staticmethod
+        def vmap(info, dims, x):
+            return x[:1].sin(), 0
+
+    assert covector.gradcheck(Lost.apply, point(size))
+
+
 def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
     """The same as `given`, by a Function that can be batched."""
 

@@ -134,3 +134,44 @@ def test_a_verdict_alone_takes_few_evaluations_where_a_derivative_is_plainly_wro
     calls.clear()
     assert not covector.check(doubled, x)
     assert briefly < 20 < len(calls)
+
+
+SMALL = {
+    "relu next to its kink": (torch.relu, 1e-8),
+    "relu on its flat side": (torch.relu, -1e-9),
+    "a kink beside a slope": (lambda x: x.abs() + 2 * x, 1e-9),
+    "a bend of 1e-8": (lambda x: (x * x + 1e-16).sqrt() + x, 1e-8),
+    "a step of 1e-9": (lambda x: x * torch.sigmoid(1e9 * x), 1e-9),
+    "a wave whose period the steps are multiples of": (
+        lambda x: torch.sin(2 * torch.pi * x) + 0.5 * x,
+        2.0**20 + 1,
+    ),
+    "a ripple whose period the steps are multiples of": (
+        lambda x: torch.sin(2 * torch.pi * 2.0**19 * x) / 2.0**19 + x,
+        0.3,
+    ),
+    "a grid of powers of two": (lambda x: torch.round(x * 2.0**19) / 2.0**19, -0.4123),
+}
+
+
+@each_verdict
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_smaller_than_steps_accuses_nobody(name, keywords):
+    """The slope at a distance is the same for many steps, and another one than that at the point."""
+    function, value = SMALL[name]
+    x = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    assert covector.gradcheck(function, x, **keywords)
+
+
+@each_verdict
+def test_longer_steps_do_not_leave_the_domain_of_a_function_that_raises(keywords):
+    """The outputs are large enough for a longer step, but it would be taken in a loop."""
+
+    def positive(x):
+        if x.min().item() < 0:
+            raise ValueError("outside the domain")
+        return 1e3 * (x + 1)
+
+    x = torch.linspace(1, 2, 100, dtype=torch.float64)
+    x[0] = 1e-4
+    assert covector.gradcheck(positive, x.requires_grad_(), **keywords)

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from covector._engine.levels import BatchLevel
 
+# Torch tells on standard error which operators it applies point by point; whether it does cannot be asked.
+show_remarks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+
 Apply = Callable[[list[Tensor]], list[Tensor]]
 
 

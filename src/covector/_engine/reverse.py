@@ -113,8 +113,9 @@ class PlainScope:
         found = graph.survey(output)
         if found is not graph.NOWHERE:
             self._note(found)
+            # A pull may be asked for where grad mode is on again.
+            self._linked = self._linked or found.outside
             if self._connected and found.outside:
-                self._linked = True
                 return output
         return detached(output, keep_graph_of_tangent=self._connected)
 

@@ -91,10 +91,10 @@ def _short_vjp(caller: Caller, primals: tuple[Any, ...]) -> tuple[Any, Pull]:
     return output, outside_graphs(pull)
 
 
+# A class, because it is marked once: closures would have to be marked one by one.
 class _ShortPull:
-    """The pullback of a short run. Closures would have to be marked one by one; a class is marked once."""
+    """The pullback v -> J^T v of a function, at the point that `vjp` was given."""
 
-    __slots__ = ("_caller", "_primals", "_run", "_shown")
     __name__ = "vjp_fn"
 
     def __init__(self, caller: Caller, primals: tuple[Any, ...], run: ShortRun, shown: Tensor) -> None:
@@ -110,6 +110,9 @@ class _ShortPull:
             if pulled is not None:
                 return pulled
         return _long_vjp(self._caller, self._primals, self._run)[1](cotangents)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ShortPull:
+        return self  # as a function is
 
 
 def _long_vjp(caller: Caller, primals: tuple[Any, ...], run: ShortRun) -> tuple[Any, Pull]:

@@ -18,7 +18,7 @@ from covector.verify.problem import Problem
 from covector.verify.tolerance import Tolerance
 
 # The share of an entry's tolerance that a sum over a column may be off by.
-_FRACTION = 0.02
+FRACTION = 0.02
 
 # The share of it that rounding may take before every entry is looked at instead.
 _NOISY = 0.5
@@ -89,7 +89,7 @@ class Sums:
         with np.errstate(all="ignore"):
             for (columns, noise), value in zip(of, numeric, strict=True):
                 off = abs(value - self._expected[:, columns]) - (noise + self._rounding[columns])
-                if not (off <= _FRACTION * self._least(columns)).all():
+                if not (off <= FRACTION * self._least(columns)).all():
                     return False
         return True
 
@@ -113,7 +113,7 @@ def columns_agree(problem: Problem, probes: Probes, tol: Tolerance) -> bool:
     # Rounding of the outputs, which adds up as independent numbers do.
     with np.errstate(all="ignore"):
         weighted = cotangents[0] * problem.known.numpy()
-        noise = 4 * problem.rounding * math.sqrt((weighted * weighted).sum())
+        noise = 4 * problem.rounding * math.sqrt(weighted.dot(weighted))
 
     def take(step: np.ndarray) -> list[np.ndarray]:
         return [cotangents @ problem.column_differences(step, span, loop=False).T]

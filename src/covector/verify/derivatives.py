@@ -310,7 +310,7 @@ class Derivatives:
     @property
     def _sampling(self) -> bool:
         """Whether the rows of the Jacobian were combined instead of computed one by one."""
-        return self.probing or self.combined
+        return not self.has_matrix and (self.probing or self.combined)
 
     def of_zero(self) -> Tensor:
         """The pullback of a cotangent of zero."""

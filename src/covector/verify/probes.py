@@ -8,16 +8,18 @@ and decided there by the entry rule.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from covector.verify.combined import COARSER, Probes
+from covector.verify.combined import COARSER, FRACTION, Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, ReverseMap
-from covector.verify.problem import Problem
+from covector.verify.problem import NotBatchable, Problem
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
 from covector.verify.tolerance import Tolerance
@@ -44,12 +46,12 @@ def compare_probe(
     if verdict.entries == 0:
         return verdict
     along = weights(count * problem.inputs.size, tol.seed + 1).reshape(count, -1)
-    cotangent = probes.cotangents[0]
-    for times, take in _WAYS if problem.batchable else _WAYS[:1]:
-        step = problem.steps.tensor(times * tol.eps)
+    cotangent, rounding = probes.cotangents[0], _rounding(problem)
+    for eps, take in ((tol.eps, _differences), (COARSER * tol.eps, _extrapolated)):
+        step = problem.steps.tensor(eps)
         smallest = tol.atol * step.min()
-        if _rounding(problem) <= smallest:
-            numeric, noise = take(problem, cotangent, along * step)
+        if rounding <= smallest:
+            numeric, noise = take(problem, cotangent, along * step, rounding)
             if noise <= smallest:
                 break
     else:
@@ -63,18 +65,19 @@ def compare_probe(
         if not noise <= _COARSE * smallest:
             return replace(verdict, outcome=Outcome.INCONCLUSIVE)
     error = ((along * step) @ probes.pulled[0] - numeric).abs()
-    suspicious = (~(error <= noise + smallest)).nonzero().flatten()[: min(_LOCATED, tol.named)].tolist()
-    if suspicious:
+    suspicious = ~(error <= noise + FRACTION * smallest)
+    pairs = suspicious.nonzero().flatten()[: min(_LOCATED, tol.named)].tolist()
+    if pairs:
         problem.require_pure()
     judged: list[tuple[Outcome, Mismatch]] = []
-    for direction in suspicious:
+    for direction in pairs:
         row, column = _narrow(problem, reverse, probes, along[direction])
         value = _entry(problem, reverse, row, column)
         slopes = slopes_along(problem, unit(problem.inputs.size, column))
         outcome, mismatch = judge(problem, value, slopes, row, column, tol)
         if outcome is not Outcome.PASSED and all(mismatch.entry != known.entry for _, known in judged):
             judged.append((outcome, mismatch))
-    if suspicious and not judged:
+    if pairs and not judged:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE)
     return verdict_of(judged) if judged else verdict
 
@@ -105,30 +108,44 @@ def compare_pushes(problem: Problem, forward: ForwardMap, count: int, tol: Toler
     return verdict
 
 
-def _differences(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+def _differences(
+    problem: Problem, cotangent: Tensor, moves: Tensor, rounding: float
+) -> tuple[Tensor, Tensor]:
     """v^T (f(x + s) - f(x - s)) / 2 for every s, and how far off that may be."""
     both = problem.differences(torch.cat([moves, 2 * moves[:1]])) @ cotangent
     numeric, double = both[:-1], both[-1] / 2
     truncation = (double - numeric[0]).abs()
-    return numeric, 4 * truncation + _rounding(problem)
+    return numeric, 4 * truncation + rounding
 
 
-def _extrapolated(problem: Problem, cotangent: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from steps s and 2s, which takes the larger part of the curvature away."""
+def _extrapolated(
+    problem: Problem, cotangent: Tensor, moves: Tensor, rounding: float
+) -> tuple[Tensor, Tensor]:
+    """The same from steps s and 2s, which takes the larger part of the curvature away; in a batch only.
+
+    In a loop the function may raise where these steps lead.
+    """
     count = moves.shape[0]
-    every = problem.differences(torch.cat([moves, 2 * moves, 4 * moves[:1]])) @ cotangent
+    steps = torch.cat([moves, 2 * moves, 4 * moves[:1]])
+    try:
+        every = problem.differences(steps, loop=False) @ cotangent
+    except NotBatchable:
+        return moves.new_zeros(count), moves.new_tensor(torch.inf)
     near, far = every[:count], every[count:-1] / 2
     numeric = (4 * near - far) / 3
     longer = (4 * far[0] - every[-1] / 4) / 3
-    return numeric, (longer - numeric[0]).abs() + 2 * _rounding(problem)
+    return numeric, (longer - numeric[0]).abs() + 2 * rounding
 
 
-def _rounding(problem: Problem) -> Tensor:
-    return 8 * problem.rounding * problem.known.nan_to_num(0.0, 0.0, 0.0).norm()
-
-
-# Differences with the step of the tolerance, and where they are too coarse, with so much longer ones.
-_WAYS = ((1, _differences), (COARSER, _extrapolated))
+def _rounding(problem: Problem) -> float:
+    """How far rounding may put a weighted sum of the outputs off; those that are not finite do not count."""
+    known = problem.known.numpy()
+    with np.errstate(all="ignore"):
+        square = known.dot(known)
+        if not square < np.inf:
+            known = known[abs(known) < np.inf]
+            square = known.dot(known)
+    return 8 * problem.rounding * math.sqrt(square)
 
 
 def _slopes(problem: Problem, cotangent: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:

@@ -391,19 +391,19 @@ class Problem:
         """Whether many points can be evaluated at once, as far as is known."""
         return self._batchable and not self.closes_over
 
-    def differences(self, moves: Tensor) -> Tensor:
-        """(f(x + s) - f(x - s)) / 2 for every row s, unscaled."""
-        return torch.from_numpy(self.differences_and_values(moves.numpy(), ())[0])
+    def differences(self, moves: Tensor, *, loop: bool = True) -> Tensor:
+        """(f(x + s) - f(x - s)) / 2 for every row s, unscaled; without a loop, or `NotBatchable`."""
+        return torch.from_numpy(self.differences_and_values(moves.numpy(), (), loop=loop)[0])
 
     def differences_and_values(
-        self, moves: np.ndarray, points: Sequence[np.ndarray]
+        self, moves: np.ndarray, points: Sequence[np.ndarray], *, loop: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
         """The same, and the outputs at more points, all evaluated at once."""
         here = self.point.numpy()
-        return self._halved(np.concatenate([here + moves, here - moves, *points]), len(moves))
+        return self._halved(np.concatenate([here + moves, here - moves, *points]), len(moves), loop)
 
     def column_differences(self, step: np.ndarray, columns: slice, *, loop: bool = True) -> np.ndarray:
-        """The same for each of these coordinates moved by itself; without a loop, or `NotBatchable`."""
+        """The same for each of these coordinates moved by itself."""
         size, made = step.size, step[columns]
         points = np.empty((2, made.size * size))
         rows = points.reshape(2 * made.size, size)
@@ -481,6 +481,8 @@ class Problem:
                 self._randomness = "same"
                 values = batched(apply, stacks, self._randomness)
             blocks.append(self.outputs.stack_to_coords(values).cpu())
+            if blocks[-1].shape[0] != block.shape[0]:
+                raise NotBatchable  # a batching rule lost points
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _value_in_place(self, point: Tensor) -> Tensor:

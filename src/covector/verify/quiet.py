@@ -7,6 +7,8 @@ import warnings
 from threading import Lock
 from typing import Any
 
+from covector._engine.batch import show_remarks
+
 _REMARK = ("ignore", re.compile("There is a performance drop"), Warning, None, 0)
 _lock = Lock()
 _inside = 0
@@ -21,11 +23,14 @@ class quiet:  # noqa: N801 - it is used as a function
             if _inside == 0:
                 # What `warnings.filterwarnings` would do, without compiling the expression.
                 warnings.filters.insert(0, _REMARK)  # type: ignore[attr-defined]
+                show_remarks(False)  # those on registered operators are no warnings of Python's
             _inside += 1
 
     def __exit__(self, *exception: Any) -> None:
         global _inside
         with _lock:
             _inside -= 1
-            if _inside == 0 and _REMARK in warnings.filters:
-                warnings.filters.remove(_REMARK)  # type: ignore[attr-defined]
+            if _inside == 0:
+                show_remarks(True)
+                if _REMARK in warnings.filters:
+                    warnings.filters.remove(_REMARK)  # type: ignore[attr-defined]

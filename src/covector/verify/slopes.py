@@ -21,9 +21,13 @@ _STEPS = range(11)
 _RATIO = 4.0
 _LARGEST = 2.0**-5
 
-# Steps that leave no doubt if they agree, and to what share of the slope they have to.
-_FOUR = 2.0 ** -torch.tensor([13.0, 15.0, 17.0, 19.0], dtype=torch.float64)
+# Steps that leave no doubt if they agree, down to the shortest of all, and to what share of the slope they
+# have to. No two have a common measure, so that no wave or grid looks the same to all.
+_FOUR = torch.tensor([2.0**-13, 3.0**-11, 5.0**-9, 2.0**-25], dtype=torch.float64)
 STEADY = 0.01
+
+# Closer to zero than this, steps relative to the coordinate are taken too.
+_NEAR_ZERO = 0.1
 
 # How many bounds two slopes are apart that contradict each other; noise may make a bound too small by chance.
 _FAR_OUTSIDE = 10
@@ -96,7 +100,7 @@ def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False) ->
     size = problem.point.abs().nan_to_num(1.0, 1.0, 1.0)
     moving = direction != 0
     families = [_family(problem, direction, size.clamp(min=1.0), batch)]
-    if (size[moving] < 0.1).any() and (size[moving] > 0).any():
+    if (size[moving] < _NEAR_ZERO).any() and (size[moving] > 0).any():
         relative = torch.where(size > 0, size.clamp(max=1.0), 1.0)
         families.append(_family(problem, direction, relative, batch))
     return Slopes(tuple(families))
@@ -105,8 +109,11 @@ def slopes_along(problem: Problem, direction: Tensor, *, batch: bool = False) ->
 def steady_slope(problem: Problem, row: int, column: int) -> float | None:
     """The slope of one output along one coordinate, if steps of very different lengths agree on it.
 
-    A slope of zero does not count: the steps may be lost in the rounding of something inside.
+    A slope of zero does not count: the steps may be lost in the rounding of something inside. Near zero
+    nothing does: what happens there may be smaller than any of the steps.
     """
+    if 0 < abs(float(problem.point[column])) < _NEAR_ZERO:
+        return None
     steps = torch.outer(_FOUR, problem.steps.tensor(1.0))
     moves = torch.zeros_like(steps)
     moves[:, column] = steps[:, column]
