@@ -44,7 +44,7 @@ class Place(NamedTuple):
     @property
     def real_shape(self) -> tuple[int, ...]:
         """The shape of the tensor's coordinates, with a last axis of two for complex dtypes."""
-        return (*self.shape, 2) if self.dtype.is_complex else tuple(self.shape)
+        return (*self.shape, 2) if self.dtype.is_complex else self.shape
 
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, still in its own shape."""

@@ -51,7 +51,7 @@ class Alignment:
         coordinates = np.arange(self.place.start, self.place.stop).reshape(shape)
         return coordinates.transpose(others + aligned).reshape(self.count, -1)
 
-    @property
+    @lazy
     def count(self) -> int:
         """How many groups there are."""
         shape = self.place.real_shape
@@ -80,9 +80,10 @@ class Alignment:
 
 
 class Seen(NamedTuple):
-    """Alignments, and differences along some moves that were taken on the way."""
+    """Alignments, the steps that are made together, and differences that were taken on the way."""
 
     alignments: list[Alignment]
+    step: np.ndarray
     moves: np.ndarray
     differences: np.ndarray
 
@@ -126,8 +127,8 @@ def by_moving(problem: Problem, tol: Tolerance) -> Seen:
         at = (slice(None),) * axis + (index,)
         part[at] += sizes[at]
     inputs, outputs = _places(problem.inputs), tuple(_places(problem.outputs))
+    made = _weighted(problem, tol.eps, tol.seed)
     if _broadcast(inputs, outputs):
-        made = _weighted(problem, tol.eps, tol.seed)
         moves = np.zeros((len(inputs), step.size))
         for move, place in zip(moves, inputs, strict=True):
             move[place.start : place.stop] = made[place.start : place.stop]
@@ -143,7 +144,7 @@ def by_moving(problem: Problem, tol: Tolerance) -> Seen:
         if match is not None:
             axes[place.start][axis] = match
     alignments = [Alignment(place, axes[place.start], outputs) for place in inputs]
-    return Seen(alignments, moves, differences)
+    return Seen(alignments, made, moves, differences)
 
 
 def _broadcast(inputs: Sequence[AnyPlace], outputs: Sequence[AnyPlace]) -> bool:
@@ -188,20 +189,15 @@ def _match(
     found = []
     for which, output in enumerate(outputs):
         part = change[output.start : output.stop].reshape(output.real_shape)
-        moved = part > _UNMOVED * part.max(initial=0.0)
+        moved = np.nonzero(part > _UNMOVED * part.max(initial=0.0))
         used = [axes[which] for axes in taken.values()]
         free = [n for n, size in enumerate(output.shape) if size == place.shape[axis] and n not in used]
         free.sort(key=lambda n: n - len(output.shape) != axis - len(place.shape))
-        only = next((n for n in free if _only(moved, n, index)), None)
+        only = next((n for n in free if (moved[n] == index).all()), None)
         if only is None:
             return None
         found.append(only)
     return tuple(found)
-
-
-def _only(moved: np.ndarray, axis: int, index: int) -> bool:
-    along = np.flatnonzero(moved.any(axis=tuple(i for i in range(moved.ndim) if i != axis)))
-    return along.tolist() in ([], [index])
 
 
 class Piece(NamedTuple):
@@ -222,7 +218,8 @@ def aligned_agree(problem: Problem, seen: Seen, probes: Probes, tol: Tolerance) 
         return _differences(problem, seen, probes, pieces, step)
 
     for eps in step_sizes(problem, tol.eps):
-        sums = Sums(problem, probes, _weighted(problem, eps, tol.seed), tol)
+        step = seen.step if eps == tol.eps else _weighted(problem, eps, tol.seed)
+        sums = Sums(problem, probes, step, tol)
         if not sums.visible([Sum(a.groups, noise[a.place.start]) for a in alignments]):
             continue
         for pieces in _batches(alignments, max(1, problem.block_size() // 2)):
@@ -258,14 +255,15 @@ def _differences(
     start, spans = 0, []
     for piece in pieces:
         spans.append(slice(start, start + len(piece.groups)))
-        np.put_along_axis(moves[spans[-1]], piece.groups, step[piece.groups], axis=1)
+        moves[np.arange(start, spans[-1].stop)[:, None], piece.groups] = step[piece.groups]
         start = spans[-1].stop
     if np.array_equal(moves, seen.moves):
         differences = seen.differences
     else:
         differences = problem.differences(torch.from_numpy(moves)).numpy()
+    cotangents = probes.cotangents.numpy()[:, None]
     sums = []
     for piece, span in zip(pieces, spans, strict=True):
-        weighted = [piece.alignment.gathered(differences[span] * v) for v in probes.cotangents.numpy()]
-        sums.append(np.stack(weighted))
+        weighted = (cotangents * differences[span]).reshape(-1, differences.shape[1])
+        sums.append(piece.alignment.gathered(weighted).reshape(len(cotangents), len(piece.groups), -1))
     return sums

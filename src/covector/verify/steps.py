@@ -17,16 +17,19 @@ class Steps:
 
     def __init__(self, point: Tensor) -> None:
         self._point = point.numpy()
+        self._arrays: dict[float, np.ndarray] = {}
 
     def tensor(self, eps: float) -> Tensor:
         """A step for each coordinate."""
         return torch.from_numpy(self.array(eps))
 
     def array(self, eps: float) -> np.ndarray:
-        """The same as an array."""
-        if eps < _LOST or not self._finite:
-            return self.made(eps * self._scale)
-        return (self._point + eps * self._scale) - self._point
+        """The same as an array, which is not to be written to."""
+        if eps not in self._arrays:
+            wanted = eps * self._scale
+            exact = eps >= _LOST and self._finite
+            self._arrays[eps] = (self._point + wanted) - self._point if exact else self.made(wanted)
+        return self._arrays[eps]
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
