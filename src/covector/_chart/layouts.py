@@ -56,9 +56,9 @@ def is_strided(tensor: Tensor) -> bool:
 
 def overlaps(tensor: Tensor) -> bool:
     """Whether elements of a tensor share memory, because a stride is zero."""
-    return is_strided(tensor) and any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    )
+    if not is_strided(tensor) or 0 not in tensor.stride():
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -236,11 +236,22 @@ def reached(tensors: Sequence[Tensor]) -> Reached:
     return Reached(leaves, seen)
 
 
+def through_custom(inner: set[Any]) -> bool:
+    """Whether one of these nodes belongs to a custom Function."""
+    for kind in set(map(type, inner)) - _plain:
+        if hasattr(kind, "_forward_cls"):
+            return True
+        _plain.add(kind)
+    return False
+
+
 def through_operator(inner: set[Any]) -> bool:
     """Whether one of these nodes belongs to an operator registered with `torch.library`.
 
     Such an operator is applied point by point in a batch, unless it has a rule of its own.
     """
+    if not through_custom(inner):
+        return False
     return any(getattr(type(n), "_forward_cls", Function).__module__ == _OPERATORS for n in inner)
 
 

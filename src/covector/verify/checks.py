@@ -221,7 +221,7 @@ def undefined_cotangents(d: Derivatives) -> Finding:
                 f"the backward fails when {which} is undefined: {first_sentence(error)}",
                 "A cotangent may be None: treat it as zero, or pass check_undefined_grad=False.",
             )
-        nothing = all(value is None or not values_of(value).any() for value in pulled)
+        nothing = not any(value is not None and values_of(value).any() for value in pulled)
         if nothing and len(missing) == len(outputs):
             continue
         got = d.filled(pulled)
@@ -309,21 +309,20 @@ class Check:
     """One row of the table: a check, the mode it belongs to, and what else asks for it."""
 
     name: str
-    mode: Callable[[Derivatives], bool]
+    mode: str
     run: Callable[[Derivatives], Finding]
-    wanted: Callable[[Derivatives], bool] = lambda d: True
+    wanted: Callable[[Derivatives], bool] | None = None
 
 
-def _reverse(d: Derivatives) -> bool:
-    return d.options.reverse and d.problem.differentiable
+_REVERSE, _FORWARD, _NEITHER = "reverse", "forward", "neither"
 
 
-def _forward(d: Derivatives) -> bool:
-    return d.options.forward and d.problem.differentiable
-
-
-def _neither(d: Derivatives) -> bool:
-    return not d.problem.differentiable
+def _modes(d: Derivatives) -> set[str]:
+    """The modes that are checked."""
+    if not d.problem.differentiable:
+        return {_NEITHER}
+    asked = ((_REVERSE, d.options.reverse), (_FORWARD, d.options.forward))
+    return {mode for mode, wanted in asked if wanted}
 
 
 def _unmasked(d: Derivatives) -> bool:
@@ -331,19 +330,22 @@ def _unmasked(d: Derivatives) -> bool:
 
 
 CHECKS = (
-    Check("no derivative", _neither, no_derivative),
-    Check("reverse mode", _reverse, reverse_mode),
-    Check("forward mode", _forward, forward_mode),
-    Check("linearity", _forward, forward_linearity),
-    Check("gradient kind", _reverse, gradient_kind),
-    Check("determinism", _reverse, determinism),
-    Check("linearity", _reverse, linearity),
-    Check("undefined cotangents", _reverse, undefined_cotangents, lambda d: d.options.undefined),
-    Check("unspecified cotangents", _reverse, unspecified_cotangents, _unmasked),
-    Check("undefined tangents", _forward, undefined_tangents, lambda d: d.options.undefined),
-    Check("batched gradients", _reverse, batched_reverse, lambda d: d.options.batched),
-    Check("batched forward gradients", _forward, batched_forward, lambda d: d.options.batched_forward),
+    Check("no derivative", _NEITHER, no_derivative),
+    Check("reverse mode", _REVERSE, reverse_mode),
+    Check("forward mode", _FORWARD, forward_mode),
+    Check("linearity", _FORWARD, forward_linearity),
+    Check("gradient kind", _REVERSE, gradient_kind),
+    Check("determinism", _REVERSE, determinism),
+    Check("linearity", _REVERSE, linearity),
+    Check("undefined cotangents", _REVERSE, undefined_cotangents, lambda d: d.options.undefined),
+    Check("unspecified cotangents", _REVERSE, unspecified_cotangents, _unmasked),
+    Check("undefined tangents", _FORWARD, undefined_tangents, lambda d: d.options.undefined),
+    Check("batched gradients", _REVERSE, batched_reverse, lambda d: d.options.batched),
+    Check("batched forward gradients", _FORWARD, batched_forward, lambda d: d.options.batched_forward),
 )
+
+
+_SUSPICIOUS = (Outcome.FAILED, Outcome.INCONCLUSIVE)
 
 
 def run_checks(d: Derivatives) -> tuple[Finding, ...]:
@@ -353,8 +355,7 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
     try:
         findings = _all_findings(d)
         # An impure function differs from its differences, so entry by entry it is asked for on failure only.
-        suspicious = any(f.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE) for f in findings)
-        if suspicious and not d.options.brief:
+        if not d.options.brief and any(f.outcome in _SUSPICIOUS for f in findings):
             d.problem.require_pure()
     except Impure as found:
         return (impurity(found),)
@@ -366,9 +367,9 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
 def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
     """What the checks find. A mode that raises or is not supported is reported once."""
     findings: list[Finding] = []
-    modes = {mode for mode in (_neither, _reverse, _forward) if mode(d)}
+    modes, brief = _modes(d), d.options.brief
     for check in CHECKS:
-        if check.mode not in modes or not check.wanted(d):
+        if check.mode not in modes or (check.wanted is not None and not check.wanted(d)):
             continue
         try:
             findings.append(check.run(d))
@@ -387,6 +388,6 @@ def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
                 continue
             findings.append(failed(check.name, f"the derivative raised {type(error).__name__}: {error}"))
             modes.discard(check.mode)
-        if d.options.brief and findings[-1].outcome is not Outcome.PASSED:
+        if brief and findings[-1].outcome is not Outcome.PASSED:
             break
     return tuple(findings)

@@ -16,6 +16,8 @@ from covector.transforms.module import as_function
 from covector.verify.derivatives import Options
 from covector.verify.stand_ins import is_differentiable
 
+_INFINITY = float("inf")
+
 
 def caller_of(verb: str, func: Any) -> Caller:
     """The function, with the verb that it was given to."""
@@ -43,9 +45,10 @@ def checked(verb: str, options: Options) -> Options:
     tol = options.tol
     if tol.kinks not in ("fail", "pass"):
         raise ArgumentValueError(f"{verb}: kinks must be 'fail' or 'pass', got {tol.kinks!r}.")
-    _check_number(verb, "eps", tol.eps, positive=True)
-    for name, value in (("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol)):
-        _check_number(verb, name, value, positive=False)
+    numbers = (("eps", tol.eps), ("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol))
+    for name, value in numbers:
+        if not (type(value) is float and 0.0 < value < _INFINITY):
+            _check_number(verb, name, value, positive=name == "eps")
     for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
@@ -57,7 +60,7 @@ def checked(verb: str, options: Options) -> Options:
 def _check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ArgumentTypeError(f"{verb}: {name} must be a number, got {value!r} ({type(value).__name__}).")
-    if not (0 < value < float("inf") if positive else value >= 0):
+    if not (0 < value < _INFINITY if positive else value >= 0):
         expected = "positive and finite" if positive else "zero or positive"
         raise ArgumentValueError(f"{verb}: {name} must be {expected}, got {value!r}.")
 

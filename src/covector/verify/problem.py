@@ -40,6 +40,7 @@ _OF_SLICES = ("contiguous", "stride")
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
+_CLASSES = {Tensor, Parameter}
 
 
 class Impure(Exception):
@@ -78,7 +79,7 @@ class Problem:
         self.arguments = arguments
         self.evaluations = 0
         self.raised: BaseException | None = None
-        self._subclasses = any(type(t) not in (Tensor, Parameter) for t in arguments.primals())
+        self._subclasses = not _CLASSES.issuperset(map(type, arguments.primals()))
         self._recording = recording
         self.device = device  # where the caller's code makes new tensors, if it said so
         self._batchable = not (self._subclasses or recording or any(map(_is_sparse, arguments.leaves)))
@@ -177,13 +178,16 @@ class Problem:
     @lazy
     def low_precision(self) -> bool:
         """Whether some input or output has fewer digits than a difference needs."""
-        return any(place.dtype not in _PRECISE for place in (*self.inputs.places, *self.outputs.places))
+        return not self._dtypes <= _PRECISE
+
+    @lazy
+    def _dtypes(self) -> set[torch.dtype]:
+        return {place.dtype for place in (*self.inputs.places, *self.outputs.places)}
 
     @lazy
     def derivative_rounding(self) -> float:
         """The rounding error of a derivative, relative to its size: also that of a cast on the way."""
-        places = {place.dtype for place in (*self.inputs.places, *self.outputs.places)}
-        dtypes = places | graph.dtypes(self._reached.inner)
+        dtypes = self._dtypes | graph.dtypes(self._reached.inner)
         if dtypes <= _PRECISE:
             return _DOUBLE
         return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
@@ -294,7 +298,7 @@ class Problem:
     @property
     def _custom(self) -> bool:
         """Whether a custom Function is on the way."""
-        return any(hasattr(node, "_forward_cls") for node in self._reached.inner)
+        return graph.through_custom(self._reached.inner)
 
     @lazy
     def one_by_one(self) -> bool:
@@ -307,7 +311,7 @@ class Problem:
         for tensor in self.originals:
             if id(tensor) in leaves or (tensor.grad_fn is not None and tensor.grad_fn in inner):
                 return True
-        if not self._captures() and all(id(variable) in leaves for variable in self.variables):
+        if not self._captures() and leaves.issuperset(map(id, self.variables)):
             return False
         outputs = [leaf for leaf in self._leaves if is_differentiable(leaf)]
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
@@ -320,7 +324,7 @@ class Problem:
         """Whether one of the caller's tensors stands in the closure of the function."""
         cells = getattr(self.caller.function, "__closure__", None) or ()
         held = {id(cell.cell_contents) for cell in cells if filled(cell)}
-        return any(id(tensor) in held for tensor in self.originals)
+        return not held.isdisjoint(map(id, self.originals))
 
     def mutated(self) -> list[str]:
         """The inputs whose stand-ins the function has changed."""

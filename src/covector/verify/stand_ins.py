@@ -45,7 +45,8 @@ def doubled(leaf: Any) -> Any:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same numbers, NaN included."""
-    a, b = dense(a), dense(b)
+    if not a.layout is b.layout is torch.strided:
+        a, b = dense(a), dense(b)
     if a.dtype is torch.complex32:  # for which torch has no comparison
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
