@@ -28,11 +28,12 @@ from covector.verify.diagnose import diagnosed
 from covector.verify.door import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.exhibit import Source
 from covector.verify.maps import missing_kernel
-from covector.verify.problem import NeedsGraph, Problem
+from covector.verify.problem import Problem
 from covector.verify.quiet import quiet
 from covector.verify.report import Finding, Outcome, Report
 from covector.verify.reproduce import Call, code
 from covector.verify.second import backward_of, random_cotangents
+from covector.verify.surprises import NeedsGraph
 from covector.verify.tolerance import NAMED, Tolerance
 
 

@@ -18,8 +18,8 @@ from covector.verify.diagnose import failed, finding, passed
 from covector.verify.directions import normal
 from covector.verify.maps import Matrix, missing_kernel
 from covector.verify.probes import compare_pushes
-from covector.verify.problem import Impure, NeedsGraph
 from covector.verify.report import Finding, Outcome
+from covector.verify.surprises import Impure, NeedsGraph
 
 # How often the backward is run once two runs have differed.
 _RUNS = 5

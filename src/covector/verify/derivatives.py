@@ -18,9 +18,10 @@ from covector.verify.compare import Verdict
 from covector.verify.directions import SHRINK, Cotangents, cotangents_of, weights
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
 from covector.verify.probes import compare_probe
-from covector.verify.problem import NotBatchable, Problem
+from covector.verify.problem import Problem
 from covector.verify.report import Outcome
 from covector.verify.stand_ins import same_bits
+from covector.verify.surprises import NotBatchable
 from covector.verify.tolerance import Tolerance, within
 
 # Below this many numbers to compute, every column is differenced even in fast mode: it takes no longer.

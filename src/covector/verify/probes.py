@@ -19,9 +19,10 @@ from covector.verify.combined import COARSER, FRACTION, Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import weights
 from covector.verify.maps import ForwardMap, ReverseMap
-from covector.verify.problem import NotBatchable, Problem
+from covector.verify.problem import Problem
 from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
+from covector.verify.surprises import NotBatchable
 from covector.verify.tolerance import Tolerance
 
 # How many suspicious pairs are narrowed down.

@@ -25,6 +25,7 @@ from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 from covector.verify.stand_ins import doubled, filled, guarded, is_differentiable, same_bits, shifted
 from covector.verify.steps import Steps
+from covector.verify.surprises import Impure, NeedsGraph, NotBatchable
 from covector.verify.tolerance import HasRows, Tolerance
 
 # A batch of evaluations holds at most this many numbers of input and output: what fits a cache.
@@ -41,23 +42,6 @@ _OF_SLICES = ("contiguous", "stride")
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
 _CLASSES = {Tensor, Parameter}
-
-
-class Impure(Exception):
-    """The function gives another value for the same input."""
-
-    def __init__(self, where: str, draws: bool) -> None:
-        super().__init__(where, draws)
-        self.where = where
-        self.draws = draws
-
-
-class NeedsGraph(Exception):
-    """The function looks at its graph, so that it has to be recorded also where only its values are asked."""
-
-
-class NotBatchable(Exception):
-    """The function can be evaluated at one point at a time only, and a batch was asked for."""
 
 
 class Problem:
