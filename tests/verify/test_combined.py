@@ -183,6 +183,13 @@ def test_fast_mode_spares_an_operator_that_is_applied_point_by_point():
         covector.gradcheck(lambda x: cube(x) + 1e-3 * x.detach(), x, fast_mode=True)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_outputs_without_axes_are_aligned_with_nothing(fast):
+    """Steep enough for the probes to leave it open."""
+    x = (1e-3 * torch.tensor([[-1.1, -1.0], [1.6, -1.4]], dtype=torch.float64)).requires_grad_()
+    assert covector.gradcheck(lambda x: (1e3 * cube(1e3 * x).sin(), 1.5 * x.sum()), x, fast_mode=fast)
+
+
 def test_torch_makes_no_remarks_on_operators_without_a_batching_rule(capfd):
     """It would write one to standard error for every batch."""
     assert covector.gradcheck(cube, point(5))

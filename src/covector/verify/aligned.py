@@ -188,11 +188,13 @@ def _match(
     """An axis of each output along which nothing but this index has moved: the one of broadcasting first."""
     found = []
     for which, output in enumerate(outputs):
-        part = change[output.start : output.stop].reshape(output.real_shape)
-        moved = np.nonzero(part > _UNMOVED * part.max(initial=0.0))
         used = [axes[which] for axes in taken.values()]
         free = [n for n, size in enumerate(output.shape) if size == place.shape[axis] and n not in used]
+        if not free:
+            return None
         free.sort(key=lambda n: n - len(output.shape) != axis - len(place.shape))
+        part = change[output.start : output.stop].reshape(output.real_shape)
+        moved = np.nonzero(part > _UNMOVED * part.max(initial=0.0))
         only = next((n for n in free if (moved[n] == index).all()), None)
         if only is None:
             return None
