@@ -45,7 +45,7 @@ def kinematics(angles, *, lengths):
 
 points = torch.linspace(-2, 2, 2000, dtype=torch.float64, requires_grad=True)
 show("Is the backward of this custom Function right?", covector.check(soft_clip, points))
-show("And the same by random signs", covector.check(soft_clip, points, fast_mode=True))
+show("And the same along random directions", covector.check(soft_clip, points, fast_mode=True))
 show("tanh itself", covector.check(torch.tanh, points))
 
 point = torch.tensor([-1.2, 1.0, 0.8], dtype=torch.float64)

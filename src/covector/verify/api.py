@@ -394,7 +394,7 @@ def _method(derivatives: Derivatives) -> str:
         return (
             f"{size}, a random cotangent along {derivatives.options.probes} random directions, seed "
             f"{tol.seed}; "
-            "several wrong entries that cancel along each of them would be missed"
+            "several wrong entries that cancel along the cotangent, or along every direction, would be missed"
         )
     if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
         return f"a random sample of {size}, seed {tol.seed}, step {tol.eps:g}"

@@ -1,7 +1,7 @@
 """Random probes (fast mode): v^T J u from differences against v^T A u from the derivative.
 
 The weights in u and v lie between 1 and 2, with random signs: a single wrong entry always shows, at its
-full size or more; several wrong entries can hide only by cancelling along every u at once.
+full size or more; several wrong entries can hide only by cancelling along v, or along every u at once.
 What is suspicious is judged against the noise of the difference itself, then narrowed down to an entry,
 and decided there by the entry rule.
 """
