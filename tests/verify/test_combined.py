@@ -227,33 +227,15 @@ def test_a_backward_that_rounds_its_cotangent_is_not_linear(size, fast):
     assert not covector.gradcheck(rounding, point(size), fast_mode=fast, raise_exception=False)
 
 
-@pytest.mark.parametrize("size", [5, 500])
-def test_a_batching_rule_that_loses_points_accuses_nobody(size):
-    class Lost(Function):
-        @staticmethod
-        def forward(x):
-            return x.sin()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-
-        @staticmethod
-        def backward(ctx, cotangent):
-            return cotangent * ctx.saved_tensors[0].cos()
-
-        @staticmethod
-        def vmap(info, dims, x):
-            return x[:1].sin(), 0
-
-    assert covector.gradcheck(Lost.apply, point(size))
-
-
-def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
-    """The same as `given`, by a Function that can be batched."""
+def batchable(
+    forward: Callable[..., Tensor],
+    backward: Callable[..., Tensor],
+    rule: Callable[..., tuple[Tensor, int]] | None = None,
+):
+    """The same as `given`, by a Function that can be batched: by this rule, or by one that torch makes."""
 
     class Given(Function):
-        generate_vmap_rule = True
+        generate_vmap_rule = rule is None
 
         @staticmethod
         def forward(*inputs):
@@ -267,7 +249,15 @@ def batchable(forward: Callable[..., Tensor], backward: Callable[..., Tensor]):
         def backward(ctx, *cotangents):
             return backward(*cotangents, *ctx.saved_tensors)
 
+    if rule is not None:
+        Given.vmap = staticmethod(rule)
     return Given.apply
+
+
+@pytest.mark.parametrize("size", [5, 500])
+def test_a_batching_rule_that_loses_points_accuses_nobody(size):
+    lost = batchable(torch.sin, lambda v, x: v * x.cos(), lambda info, dims, x: (x[:1].sin(), 0))
+    assert covector.gradcheck(lost, point(size))
 
 
 def test_one_row_is_pulled_back_once_less():

@@ -41,6 +41,8 @@ _OF_SLICES = ("contiguous", "stride")
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _PRECISE = {torch.float64, torch.complex128}
+
+# Classes of tensors without rules of their own.
 _CLASSES = {Tensor, Parameter}
 
 
@@ -380,7 +382,7 @@ class Problem:
         return self._batchable and not self.closes_over
 
     def differences(self, moves: Tensor, *, loop: bool = True) -> Tensor:
-        """(f(x + s) - f(x - s)) / 2 for every row s, unscaled; without a loop, or `NotBatchable`."""
+        """(f(x + s) - f(x - s)) / 2 for every row s, unscaled. Without `loop` it may raise `NotBatchable`."""
         return torch.from_numpy(self.differences_and_values(moves.numpy(), (), loop=loop)[0])
 
     def differences_and_values(
