@@ -24,6 +24,9 @@ ROOMS = [
     "functional",
     "scipy",
     "verify",
+    "diagnose",
+    "report",
+    "api",
     "_redirect",
     "_index",
     "compat",
@@ -107,6 +110,21 @@ def test_rooms_import_one_way_only():
                 assert ROOMS.index(target) <= ROOMS.index(room), f"{path.name} imports {name}"
 
 
+# What `diagnose` may know of `verify`: the evidence as data, not what evaluates a function.
+EVIDENCE = ["evidence", "finding", "forgiving", "jacobians", "tolerance"]
+
+
+def test_a_diagnosis_evaluates_nothing():
+    """Its rules read the evidence; what runs the function or a derivative stays in `verify`."""
+    for path in modules():
+        if room_of(path) == "diagnose":
+            for name in imported_names(path):
+                assert not name.startswith("covector._engine"), f"{path.name} imports {name}"
+                if name.startswith("covector.verify"):
+                    assert name.split(".")[2] in EVIDENCE, f"{path.name} imports {name}"
+            assert ".derivatives" not in path.read_text(), path
+
+
 def test_private_torch_names_stay_in_the_engine():
     """Outside the engine no module names torch's private modules, except the tree registry in _tree."""
     for path in modules():
@@ -165,7 +183,8 @@ FIRST_LINES = [
     "import covector; covector.functional.jacobian(torch.sin, torch.ones(2))",
     "from covector import functional; functional.hessian",
     "import covector.functional; covector.functional.hessian",
-    "import covector; covector.verify.api.check, covector.compat.swap, covector.cases.case",
+    "import covector; covector.api.check, covector.compat.swap, covector.cases.case",
+    "import covector; covector.verify.checks.CHECKS",
     "from covector import *; case, swap, grad, Report",
     "import covector; assert set(covector.__all__) | {'functional', 'verify'} <= set(dir(covector))",
 ]

@@ -19,14 +19,15 @@ from covector.transforms.module import as_function
 from covector.transforms.vjp import vjp
 
 if TYPE_CHECKING:
+    from covector import api as api
     from covector import cases as cases
     from covector import compat as compat
     from covector import functional as functional
     from covector import verify as verify
+    from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
     from covector.compat import swap
-    from covector.verify.api import check, gradcheck, gradgradcheck
-    from covector.verify.report import Report
+    from covector.report.report import Report
     from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
@@ -59,19 +60,20 @@ __all__ = [
 # What is loaded on first use, so that a program that takes a gradient does not wait for the checks: where
 # each name is, and what to load for a room as a whole.
 _ROOM_OF = {
-    "Report": "covector.verify.report",
+    "Report": "covector.report.report",
     "as_sparse_gradcheck": "covector.verify.sparse",
     "case": "covector.cases",
-    "check": "covector.verify.api",
-    "gradcheck": "covector.verify.api",
-    "gradgradcheck": "covector.verify.api",
+    "check": "covector.api",
+    "gradcheck": "covector.api",
+    "gradgradcheck": "covector.api",
     "swap": "covector.compat",
 }
 _ROOMS = {
+    "api": "covector.api",
     "cases": "covector.cases",
     "compat": "covector.compat",
     "functional": "covector.functional",
-    "verify": "covector.verify.api",
+    "verify": "covector.api",
 }
 
 

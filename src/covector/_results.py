@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from covector._pool import Ended
+from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
 from covector.errors import CaseError, GradcheckError
-from covector.verify.api import check, gradgradcheck
-from covector.verify.report import Report
+from covector.report.report import Report
 
 
 @dataclass(frozen=True)

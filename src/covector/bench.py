@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from covector import functional
+from covector.api import gradcheck, gradgradcheck
 from covector.cases import Case
 from covector.compat import peer
 from covector.errors import first_sentence
 from covector.transforms.hessian import hessian
 from covector.transforms.jacfwd import jacfwd
 from covector.transforms.jacrev import jacrev
-from covector.verify.api import gradcheck, gradgradcheck
 
 Call = Callable[[], Any]
 

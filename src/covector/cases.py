@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covector._tree import flatten, unflatten
+from covector.api import check
 from covector.errors import ArgumentTypeError, ArgumentValueError, CaseError
 from covector.transforms._door import summary
-from covector.verify.api import check
 from covector.verify.stand_ins import is_differentiable
 
 Target = TypeVar("Target", bound=Callable[..., Any])

@@ -22,7 +22,7 @@ from covector._pool import Pool
 from covector._results import Request, Result, handle, lost
 from covector.cases import chosen, load, require_file
 from covector.errors import CaseError
-from covector.verify.report import finite
+from covector.report.report import finite
 
 DESCRIPTION = "Check derivatives of PyTorch functions, and measure how long that takes."
 EPILOG = """\

@@ -19,6 +19,7 @@ from covector._chart import Chart
 from covector._engine import graph
 from covector._redirect import redirect, undisturbed
 from covector._tree import Arguments, flatten
+from covector.api import gradcheck, gradgradcheck
 from covector.errors import ArgumentValueError
 from covector.transforms.functionalize import functionalize
 from covector.transforms.grad import grad, grad_and_value
@@ -28,7 +29,6 @@ from covector.transforms.jacrev import jacrev
 from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
 from covector.transforms.vjp import vjp
-from covector.verify.api import gradcheck, gradgradcheck
 from covector.verify.stand_ins import is_differentiable, shifted
 
 __all__ = [

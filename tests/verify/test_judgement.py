@@ -11,7 +11,7 @@ from torch import nn
 
 import covector
 from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckError, OptionError
-from covector.verify.report import Outcome
+from covector.verify.finding import Outcome
 
 DOUBLE, SINGLE, COMPLEX = torch.float64, torch.float32, torch.complex128
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE

@@ -9,7 +9,8 @@ import pytest
 
 import covector
 from covector.errors import GradcheckError
-from covector.verify.report import Finding, Outcome, Report
+from covector.report.report import Report
+from covector.verify.finding import Finding, Outcome
 from mutants import MUTANTS, Mutant
 
 SEEDS = range(3)

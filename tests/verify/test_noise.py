@@ -8,7 +8,7 @@ from torch import Tensor
 
 import covector
 from covector.errors import PrecisionWarning
-from covector.verify.report import Outcome
+from covector.verify.finding import Outcome
 
 each_verdict = pytest.mark.parametrize(
     "keywords",

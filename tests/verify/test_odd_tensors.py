@@ -11,7 +11,7 @@ from torch.autograd import Function
 import covector
 from covector._chart import Chart
 from covector.errors import PrecisionWarning
-from covector.verify.report import Outcome
+from covector.verify.finding import Outcome
 
 each_mode = pytest.mark.parametrize("fast_mode", [False, True])
 

@@ -16,7 +16,7 @@ from torch.autograd import Function
 import covector
 from covector._chart import Chart, Pattern
 from covector.errors import ArgumentTypeError, CovectorError, OutputError, UnsupportedError
-from covector.verify.report import Finding, Outcome
+from covector.verify.finding import Finding, Outcome
 from sparse_cases import BOTH, DTYPES, IN, KINDS, MASKED, OPERATIONS, OUT, Case, every_case, numbers
 from sparse_faults import FACTOR, FAULTS, dense, multiplied, pattern_of
 from sparse_table import DEFECTS, exists, original, verdict, written

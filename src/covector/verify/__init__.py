@@ -1,1 +1,1 @@
-"""Proof that a derivative is right: a problem, maps, directions, a comparison, a report."""
+"""Proof that a derivative is right: a problem, maps, directions, a comparison, findings, evidence."""

@@ -14,11 +14,10 @@ from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.compare import bisect, compare
 from covector.verify.derivatives import Derivatives
-from covector.verify.diagnose import failed, finding, passed
 from covector.verify.directions import normal
+from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.maps import Matrix, missing_kernel
 from covector.verify.probes import compare_pushes
-from covector.verify.report import Finding, Outcome
 from covector.verify.surprises import Impure, NeedsGraph
 
 # How often the backward is run once two runs have differed.

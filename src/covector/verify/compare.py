@@ -15,9 +15,9 @@ from torch import Tensor
 
 from covector.verify.combined import COARSER
 from covector.verify.directions import FEW_COLUMNS, FEW_IN_A_LOOP, Groups, coloured, singly
+from covector.verify.finding import Entry, Mismatch, Outcome
 from covector.verify.maps import Matrix
 from covector.verify.problem import Problem
-from covector.verify.report import Entry, Mismatch, Outcome
 from covector.verify.slopes import STEADY, Slopes, slopes_along, steady_slope
 from covector.verify.surprises import NotBatchable
 from covector.verify.tolerance import Tolerance, within

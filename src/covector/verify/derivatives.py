@@ -16,10 +16,10 @@ from covector.verify.aligned import aligned_agree, by_moving, may_align
 from covector.verify.combined import Probes, columns_agree
 from covector.verify.compare import Verdict
 from covector.verify.directions import SHRINK, Cotangents, cotangents_of, weights
+from covector.verify.finding import Outcome
 from covector.verify.maps import ForwardMap, Matrix, ReverseMap, forward_matrix, reverse_matrix
 from covector.verify.probes import compare_probe
 from covector.verify.problem import Problem
-from covector.verify.report import Outcome
 from covector.verify.stand_ins import same_bits
 from covector.verify.surprises import NotBatchable
 from covector.verify.tolerance import Tolerance, within

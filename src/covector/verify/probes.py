@@ -18,9 +18,9 @@ from torch import Tensor
 from covector.verify.combined import COARSER, FRACTION, Probes
 from covector.verify.compare import Verdict, bisect, judge, unit, verdict_of
 from covector.verify.directions import weights
+from covector.verify.finding import Mismatch, Outcome
 from covector.verify.maps import ForwardMap, ReverseMap
 from covector.verify.problem import Problem
-from covector.verify.report import Mismatch, Outcome
 from covector.verify.slopes import slopes_along
 from covector.verify.surprises import NotBatchable
 from covector.verify.tolerance import Tolerance

@@ -10,33 +10,42 @@ from torch import Tensor
 
 from covector.verify.compare import judge, unit
 from covector.verify.evidence import Evidence
-from covector.verify.report import Finding, Mismatch, Outcome
+from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.forgiving import forgiving
+from covector.verify.jacobians import Jacobians
+from covector.verify.problem import Problem
 from covector.verify.slopes import Slopes, slopes_along
-from covector.verify.suspects import Case
 
 # Of how many entries each of those shown is chosen; differences that mislead are left out.
 _TRIED = 2
 
 
-def worst(case: Case) -> Finding:
+def worst(evidence: Evidence) -> Finding:
     """The finding with its largest errors, and how many entries differ if each of them was looked at."""
-    found, problem = case.finding, case.derivatives.problem
-    if not _concerns_entries(found) or not case.readable:
+    found, problem = evidence.finding, evidence.derivatives.problem
+    if not evidence.steady or not _concerns_entries(found) or not evidence.has_wrong_entries:
         return found
-    evidence = case.evidence
-    if evidence.bad.shape != (problem.outputs.size, problem.inputs.size):
+    jacobians = evidence.jacobians
+    if jacobians is None or jacobians.bad.shape != (problem.outputs.size, problem.inputs.size):
         return found
+    # The function may not let itself be run again; then those that the check came upon are shown.
+    with forgiving():
+        return _with_largest_errors(found, jacobians, problem, evidence.derivatives.options.tol.named)
+    return found
+
+
+def _with_largest_errors(found: Finding, jacobians: Jacobians, problem: Problem, named: int) -> Finding:
     known = {(m.row, m.column): m for m in found.mismatches}
-    bad = evidence.bad.clone()
+    bad = jacobians.bad.clone()
     for place in known:
         bad[place] = True
-    tried = list(_judged(case, evidence, bad, known))
+    tried = list(_judged(jacobians, problem, bad, known, named))
     wrong = known | {(m.row, m.column): m for outcome, m in tried if outcome is Outcome.FAILED}
-    size = _size(evidence, bad)
+    size = _size(jacobians, bad)
     places = sorted(wrong, key=lambda place: (-float(size[place]), place))
-    shown = tuple(wrong[place] for place in places[: case.derivatives.options.tol.named])
-    # A kink that is allowed looks wrong to a single difference, as what was tried in vain did.
-    exact = all(outcome is Outcome.FAILED for outcome, _ in tried) and evidence.tol.kinks == "fail"
+    shown = tuple(wrong[place] for place in places[:named])
+    # With kinks="pass", a kink still disagrees with a difference, so that entries cannot be counted by it.
+    exact = all(outcome is Outcome.FAILED for outcome, _ in tried) and jacobians.tol.kinks == "fail"
     count = int(bad.sum()) if exact else max(found.count, len(shown))
     return replace(found, mismatches=shown, count=count, entries=bad.numel(), counted=exact)
 
@@ -51,15 +60,15 @@ def _concerns_entries(found: Finding) -> bool:
 
 
 def _judged(
-    case: Case, evidence: Evidence, bad: Tensor, known: dict[tuple[int, int], Mismatch]
+    jacobians: Jacobians,
+    problem: Problem,
+    bad: Tensor,
+    known: dict[tuple[int, int], Mismatch],
+    named: int,
 ) -> Iterator[tuple[Outcome, Mismatch]]:
     """The verdict on the entries with the largest errors, until there are enough."""
-    problem, named = case.derivatives.problem, case.derivatives.options.tol.named
-    order = (
-        _size(evidence, bad)
-        .flatten()
-        .argsort(descending=True, stable=True)[: min(_TRIED * named, int(bad.sum()))]
-    )
+    most = min(_TRIED * named, int(bad.sum()))
+    order = _size(jacobians, bad).flatten().argsort(descending=True, stable=True)[:most]
     slopes: dict[int, Slopes] = {}
     failures = 0
     for row, column in (divmod(place, bad.shape[1]) for place in order.tolist()):
@@ -70,14 +79,14 @@ def _judged(
         else:
             if column not in slopes:
                 slopes[column] = slopes_along(problem, unit(problem.inputs.size, column))
-            analytic = float(evidence.analytic[row, column])
-            outcome, mismatch = judge(problem, analytic, slopes[column], row, column, evidence.tol)
+            analytic = float(jacobians.analytic[row, column])
+            outcome, mismatch = judge(problem, analytic, slopes[column], row, column, jacobians.tol)
         failures += outcome is Outcome.FAILED
         yield outcome, mismatch
 
 
-def _size(evidence: Evidence, bad: Tensor) -> Tensor:
+def _size(jacobians: Jacobians, bad: Tensor) -> Tensor:
     """The errors of the wrong entries, to six digits: the noise of differences is not to order them."""
-    mantissa, exponent = evidence.error.nan_to_num(torch.inf, torch.inf).frexp()
+    mantissa, exponent = jacobians.error.nan_to_num(torch.inf, torch.inf).frexp()
     rounded = torch.ldexp((mantissa * 2**20).round(), exponent - 20)
     return torch.where(bad, rounded, -1.0)

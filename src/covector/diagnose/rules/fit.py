@@ -1,26 +1,14 @@
-"""What a rule gives, and what several rules ask of a suspect."""
+"""The number that fits the wrong entries: a multiple of the true derivative, or a constant added to it."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from covector.verify.suspects import Suspect
+from covector.diagnose.suspects import Suspect
 
 # A factor this close to a number is that number.
 NEAR = 1e-5
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a rule sees in one part of a Jacobian, how sure it is, and what to look at if not as usual."""
-
-    evidence: str
-    confidence: float
-    where: str = ""
-    look: str = ""
 
 
 def written(factor: float) -> str:
@@ -48,7 +36,7 @@ def offset(suspect: Suspect, where: Tensor) -> float | None:
     return float(mean) if bool(same.all()) else None
 
 
-def how(suspect: Suspect) -> str:
+def manner(suspect: Suspect) -> str:
     """In what way the wrong entries are wrong, if in one."""
     bad = suspect.bad
     if not suspect.analytic[bad].any():

@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from covector.verify.report import Finding, Mismatch, Outcome, Report
+from covector.report.report import Report
+from covector.verify.finding import Finding, Mismatch, Outcome
 
 _WIDTH = 100
 _COLUMNS = ("entry", "analytic", "numeric", "error", "allowed")

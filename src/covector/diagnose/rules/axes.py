@@ -7,19 +7,21 @@ from itertools import combinations
 
 from torch import Tensor
 
-from covector.verify.rules.found import Found
-from covector.verify.suspects import Case, Suspect
+from covector.diagnose.case import Case
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Suspect
 
 
-def transposed(case: Case) -> Iterator[Found]:
+def transposed(case: Case) -> Iterator[Observation]:
     """Two axes are exchanged: in the numbers, or only in where they are not zero."""
     for s in case.suspects:
         if not s.support.any():
             continue
         if text := _transposed(s):
-            yield Found(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
         elif text := _pattern(s):
-            yield Found(f"the {case.noun} for {{where}} stands in the wrong places: {text}", 0.75, s.where)
+            misplaced = f"the {case.noun} for {{where}} stands in the wrong places: {text}"
+            yield Observation(misplaced, 0.75, s.where)
 
 
 def _axes(s: Suspect) -> list[int]:
@@ -81,7 +83,7 @@ def _pattern(s: Suspect) -> str:
     return ""
 
 
-def displaced(case: Case) -> Iterator[Found]:
+def displaced(case: Case) -> Iterator[Observation]:
     """The right numbers, moved along an axis of the input."""
     for s in case.suspects:
         shape = s.inputs.shape
@@ -101,10 +103,10 @@ def displaced(case: Case) -> Iterator[Found]:
                     text = (
                         f"the {case.noun} for {{where}} has the right numbers {what}, along dimension {axis}"
                     )
-                    yield Found(text, 0.95, s.where)
+                    yield Observation(text, 0.95, s.where)
 
 
-def broadcast(case: Case) -> Iterator[Found]:
+def broadcast(case: Case) -> Iterator[Observation]:
     """A sum over a dimension that was broadcast is missing, partial, or a mean."""
     for s in case.suspects:
         shape = s.outputs.shape
@@ -116,7 +118,7 @@ def broadcast(case: Case) -> Iterator[Found]:
             if not text and size > 1 and bool((counted > 1).any()):
                 text = _mean(s, axis, size) or _partial(s, shape, axis)
         if text:
-            yield Found(f"the {case.noun} for {{where}} {text}", 0.97, s.where)
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.97, s.where)
 
 
 def _spread(s: Suspect) -> str:

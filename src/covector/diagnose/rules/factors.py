@@ -7,21 +7,23 @@ from math import prod
 
 import torch
 
-from covector.verify.rules.found import NEAR, Found, offset, ratio, written
-from covector.verify.suspects import Case, Side, Suspect
+from covector.diagnose.case import Case
+from covector.diagnose.rules.fit import NEAR, offset, ratio, written
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Side, Suspect
 
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)
 
 
-def sign(case: Case) -> Iterator[Found]:
+def sign(case: Case) -> Iterator[Observation]:
     """Analytic = -numeric."""
     for s in case.suspects:
         if s.support.any() and s.explains(-s.numeric):
             text = f"{case.rule} returns the negative of the {case.noun} for {{where}}, everywhere"
-            yield Found(text, 0.97, s.where)
+            yield Observation(text, 0.97, s.where)
 
 
-def factor(case: Case) -> Iterator[Found]:
+def factor(case: Case) -> Iterator[Observation]:
     """Analytic = c x numeric, for another c than 1, 0 and -1."""
     for s in case.suspects:
         c = ratio(s)
@@ -29,7 +31,7 @@ def factor(case: Case) -> Iterator[Found]:
             continue
         named, look = _named(c, s)
         text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, everywhere{named}"
-        yield Found(text, 0.96 if named or look else 0.9, s.where, look)
+        yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
 
 
 def _sizes(side: Side) -> Iterator[tuple[int, str]]:
@@ -62,7 +64,7 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
     return "", ""
 
 
-def power(case: Case) -> Iterator[Found]:
+def power(case: Case) -> Iterator[Observation]:
     """The analytic value is the numeric one times a power of the input."""
     for s in case.suspects:
         size = s.point[s.active].abs()
@@ -76,25 +78,24 @@ def power(case: Case) -> Iterator[Found]:
             if c and s.explains(c * values):
                 base = f"`{s.inputs.parts[0].name}`^{exponent}"
                 text = f"{case.rule} returns {c:.3g} x {base} x the numeric {case.noun} for {{where}}"
-                yield Found(text, 0.9, s.where)
+                yield Observation(text, 0.9, s.where)
                 break
 
 
-def constant(case: Case) -> Iterator[Found]:
+def constant(case: Case) -> Iterator[Observation]:
     """A constant is added: to the gradient itself, or to the derivative in it."""
-    zero = case.of_zero
     for s in case.suspects:
-        mine = None if zero is None else zero[case.column(s.inputs.parts[0])]
+        mine = case.gradient_of_zero(s)
         if mine is not None and mine.any():
             if s.explains(s.numeric + mine):
                 size = f"{float(mine[0]):.4g}" if bool((mine == mine[0]).all()) else "the same tensor"
                 text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, whatever the cotangent is"
-                yield Found(text, 0.97, s.where)
+                yield Observation(text, 0.97, s.where)
             continue
         places = ((torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero"))
         for region, what in places:
             if int(region.sum()) < 3 or not bool(s.bad[region].all()) or bool(s.bad[~region].any()):
                 continue
             if (off := offset(s, region)) is not None:
-                yield Found(f"{case.rule} is off by {off:.4g} for {{where}}, {what}", 0.93, s.where)
+                yield Observation(f"{case.rule} is off by {off:.4g} for {{where}}, {what}", 0.93, s.where)
                 break

@@ -15,10 +15,12 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from covector.verify.evidence import Part
-from covector.verify.exhibit import Exhibit, Pair, View
-from covector.verify.plot import slope_plot, step_plot
-from covector.verify.report import Finding, Mismatch, Outcome, Report
+from covector.report.figures import Figures
+from covector.report.heatmaps import Pair, View
+from covector.report.plot import slope_plot, step_plot
+from covector.report.report import Report
+from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.jacobians import Part
 
 # The largest side of a Jacobian that is also written out as a table.
 _TABLE_SIDE = 12
@@ -27,15 +29,15 @@ _TABLE_SIDE = 12
 def page(report: Report) -> str:
     """The whole page."""
     style, script = _asset("page.css"), _asset("page.js")
-    exhibit, excuse = _exhibit(report)
+    figures, excuse = _figures(report)
     body = "\n".join(
         [
             _header(report),
             "<main>",
             _findings(report),
             _worst(report),
-            _jacobians(exhibit, excuse),
-            _scans(exhibit),
+            _jacobians(figures, excuse),
+            _scans(figures),
             _reproduction(report),
             "</main>",
             _footer(report),
@@ -47,7 +49,7 @@ def page(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n"
-        f'<script type="application/json" id="data">{_data(exhibit)}</script>\n<script>{script}</script>\n'
+        f'<script type="application/json" id="data">{_data(figures)}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"
     )
 
@@ -71,7 +73,7 @@ def fragment(report: Report) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("covector.verify").joinpath(name).read_text(encoding="utf-8")
+    return files("covector.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
@@ -80,14 +82,14 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _exhibit(report: Report) -> tuple[Exhibit | None, str]:
-    """The Jacobians, or why there are none."""
+def _figures(report: Report) -> tuple[Figures | None, str]:
+    """The figures, or why there are none."""
     if report.source is None:
         return None, "This report no longer has its function (it was pickled), so there are no Jacobians."
     if any(f.check == "purity" and f.outcome is Outcome.FAILED for f in report.findings):
         return None, "What is not a function of its inputs has no Jacobian to show."
     try:
-        return report.source.exhibit(report.findings), ""
+        return report.source.figures(report.findings), ""
     except Exception as error:  # the function, or its derivative, raises: the findings say so
         return None, f"The Jacobians could not be computed: {type(error).__name__}: {error}"
 
@@ -166,16 +168,16 @@ def _worst(report: Report) -> str:
     return f'<section aria-labelledby="worst"><h2 id="worst">Worst entries</h2>{"".join(tables)}</section>'
 
 
-def _jacobians(exhibit: Exhibit | None, excuse: str) -> str:
-    if exhibit is None or not exhibit.pairs:
+def _jacobians(figures: Figures | None, excuse: str) -> str:
+    if figures is None or not figures.pairs:
         text = excuse or "The Jacobian has no entries."
         return f'<section><h2>Jacobians</h2><p class="soft">{escape(text)}</p></section>'
-    sample = "" if exhibit.whole else " A sample of the rows and columns is shown."
+    sample = "" if figures.whole else " A sample of the rows and columns is shown."
     return (
-        f'<section aria-labelledby="jacobians"><h2 id="jacobians">Jacobians: {escape(exhibit.mode)} and '
+        f'<section aria-labelledby="jacobians"><h2 id="jacobians">Jacobians: {escape(figures.mode)} and '
         f'differences</h2><p class="soft">One map for each output and input, rows are numbers of the output, '
-        f"columns numbers of the input.{sample}</p>{_pair_table(exhibit.pairs)}{_MAPS}"
-        f"{''.join(_written_out(pair) for pair in exhibit.pairs)}</section>"
+        f"columns numbers of the input.{sample}</p>{_pair_table(figures.pairs)}{_MAPS}"
+        f"{''.join(_written_out(pair) for pair in figures.pairs)}</section>"
     )
 
 
@@ -255,25 +257,25 @@ def _written_cell(view: View, at: int) -> str:
     return f'<td class="value">{_number(view.analytic[at], 4)} / {_number(view.numeric[at], 4)}</td>'
 
 
-def _scans(exhibit: Exhibit | None) -> str:
-    if exhibit is None or not exhibit.scans:
+def _scans(figures: Figures | None) -> str:
+    if figures is None or not figures.scans:
         return ""
-    figures = []
-    for scan in exhibit.scans:
+    drawn = []
+    for scan in figures.scans:
         caption = f"<figcaption><code>{escape(scan.entry)}</code></figcaption>"
-        figures.append(f"<figure>{caption}{step_plot(scan, exhibit.tol)}</figure>")
+        drawn.append(f"<figure>{caption}{step_plot(scan, figures.tol)}</figure>")
         if scan.kink:
             left, right = (_number(_last(side), 4) for side in (scan.left, scan.right))
             text = f" one-sided slopes: {left} from the left, {right} from the right"
             caption = f"<figcaption><code>{escape(scan.entry)}</code>{text}</figcaption>"
-            figures.append(f"<figure>{caption}{slope_plot(scan)}</figure>")
+            drawn.append(f"<figure>{caption}{slope_plot(scan)}</figure>")
     return (
         '<section aria-labelledby="steps"><h2 id="steps">Step by step</h2><p class="soft">How far central '
         "differences are from the analytic value and from the refined slope, against the step. Towards large "
         "steps truncation grows, towards small ones rounding. If the derivative is wrong, the first curve "
         'stays up where the second comes down.</p><div class="key"><span><i class="a"></i>from the analytic '
         'value</span><span><i class="n"></i>from the refined slope</span><span><i class="l"></i>what is '
-        f'allowed</span></div><div class="plots">{"".join(figures)}</div></section>'
+        f'allowed</span></div><div class="plots">{"".join(drawn)}</div></section>'
     )
 
 
@@ -292,14 +294,14 @@ def _footer(report: Report) -> str:
     return f"<footer><p>covector &middot; seed {report.seed} &middot; {report.seconds:.2f} s</p></footer>"
 
 
-def _data(exhibit: Exhibit | None) -> str:
+def _data(figures: Figures | None) -> str:
     """What the script draws, as JSON that cannot end its element."""
     data: dict[str, Any] = {"pairs": []}
-    if exhibit is not None:
+    if figures is not None:
         data = {
-            "atol": exhibit.tol.atol,
-            "rtol": exhibit.tol.rtol,
-            "pairs": [_pair_data(pair) for pair in exhibit.pairs],
+            "atol": figures.tol.atol,
+            "rtol": figures.tol.rtol,
+            "pairs": [_pair_data(pair) for pair in figures.pairs],
         }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from covector.verify.rules import axes, factors, function, inputs, parts, places
-from covector.verify.rules.found import Found
-from covector.verify.suspects import Case
+from covector.diagnose.case import Case
+from covector.diagnose.rules import axes, complex_parts, factors, function, inputs, regions
+from covector.diagnose.rules.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,13 @@ class Rule:
     """A row of the table: what the rule sees, what to look at then, and which rules explain it better."""
 
     name: str
-    find: Callable[[Case], Iterator[Found]]
+    find: Callable[[Case], Iterator[Observation]]
     sees: str
     look: str
     yields_to: tuple[str, ...] = ()
     alone: bool = False  # the point is to blame, so no formula is
     entries: bool = True  # it looks at entries, of which there are none if the derivative raises
+    steady: bool = True  # it needs a backward that gives the same gradient twice
 
 
 _ORDER = "the order in which `backward` returns its gradients, which is that of the inputs of `forward`"
@@ -116,58 +117,58 @@ RULES = (
     ),
     Rule(
         "conjugate",
-        parts.conjugate,
+        complex_parts.conjugate,
         "imaginary parts have the wrong sign",
         "torch's convention: grad_input is grad_output * derivative.conj()",
         ("real part", "sign"),
     ),
     Rule(
         "real part",
-        parts.real_part,
+        complex_parts.real_part,
         "imaginary parts are lost",
         "a .real, or a cast from complex to real",
     ),
     Rule(
         "few elements",
-        places.few_elements,
+        regions.few_elements,
         "one element is wrong, or a few, the others are right",
         "an index in the backward, or an entry that an in-place operation overwrites",
         ("one slice", "diagonal", "boundary", "negative inputs", "threshold"),
     ),
     Rule(
         "one slice",
-        places.one_slice,
+        regions.one_slice,
         "one row, one column or one index of a dimension is wrong",
         "an index or a slice in the backward",
         ("negative inputs", "broadcast", "real part"),
     ),
     Rule(
         "diagonal",
-        places.diagonal,
+        regions.diagonal,
         "the diagonal of a matrix is wrong",
         "the term of an element with itself",
     ),
     Rule(
         "diagonal of the Jacobian",
-        places.diagonal_of_jacobian,
+        regions.diagonal_of_jacobian,
         "the diagonal of the Jacobian is wrong, what is beside it is right",
         "the derivative of an output by the input at the same index, as the s_i in s_i (1 - s_i)",
     ),
     Rule(
         "boundary",
-        places.boundary,
+        regions.boundary,
         "the first and last elements along a dimension are wrong",
         "padding, and the ends of slices",
     ),
     Rule(
         "negative inputs",
-        places.negative,
+        regions.negative,
         "the gradient is wrong where the input is negative (or positive)",
         "an abs, a sign, a power or a branch that takes the sign of the input for granted",
     ),
     Rule(
         "threshold",
-        places.threshold,
+        regions.threshold,
         "the gradient is wrong where the input is above or below some value",
         "a branch or a clamp at that value",
         ("negative inputs", "boundary", "one slice", "diagonal"),
@@ -185,6 +186,7 @@ RULES = (
         "the backward changes its cotangent in place",
         "an operation in `backward` that writes into grad_output, as mul_ or out=: work on a new tensor",
         entries=False,
+        steady=False,
     ),
     Rule(
         "precision",

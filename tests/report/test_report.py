@@ -16,7 +16,7 @@ from rich.console import Console
 
 import covector
 from covector.errors import CovectorError
-from covector.verify.report import Outcome
+from covector.verify.finding import Outcome
 
 ROOT = Path(__file__).parent.parent.parent
 

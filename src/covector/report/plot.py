@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from covector.verify.scan import Scan
+from covector.report.scan import Scan
 from covector.verify.tolerance import Tolerance
 
 _WIDTH, _HEIGHT = 420, 250

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from planted import cubed
 
 import covector
 from mutants import away, cube, cube_pull, only, ruled
+from planted import cubed
 
 x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
 w = torch.tensor([[1.0, -0.5], [0.25, 2.0], [-1.5, 0.75]], dtype=torch.float64, requires_grad=True)
@@ -275,7 +275,7 @@ def test_the_largest_error_of_a_pair(tmp_path):
             return g * torch.tensor([1.5, 1e4 + 300], dtype=g.dtype)
 
     report = covector.check(Shifted.apply, torch.ones(2, dtype=torch.float64, requires_grad=True))
-    (pair,) = report.source.exhibit(report.findings).pairs
+    (pair,) = report.source.figures(report.findings).pairs
     assert pair.error == pytest.approx(300)
     row = re.search(r'<table id="pairs">.*?</table>', page_of(report, tmp_path).text, re.DOTALL)[0]
     assert '<td class="value">300</td></tr>' in row

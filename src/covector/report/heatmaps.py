@@ -1,33 +1,22 @@
-"""What a page shows besides the findings: both Jacobians by pair of tensors, and suspects step by step.
-
-It is gathered when a page is asked for and not before, from the problem that a report keeps; a report
-that was pickled has lost it, and then the page has the findings alone.
-"""
+"""Heat maps of both Jacobians, by pair of tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from covector.verify.derivatives import Derivatives
-from covector.verify.evidence import PAGE, Evidence, Part, gather
-from covector.verify.quiet import quiet
-from covector.verify.report import Finding, Mismatch, Outcome
-from covector.verify.scan import Scan, scan
-from covector.verify.tolerance import Tolerance
+from covector.verify.finding import Mismatch
+from covector.verify.jacobians import Jacobians, Part
 
-# Cells of all heat maps together; the sides of one map; entries around a suspect; suspects scanned.
+# Cells of all heat maps together; the sides of one map; entries around a suspect; patches around suspects.
 _CELLS = 24_000
 _LARGEST_SIDE, _SMALLEST_SIDE = 64, 6
 _AROUND = 24
 _PATCHES = 3
-_SCANS = 6
 
 
 @dataclass(frozen=True)
@@ -58,59 +47,15 @@ class Pair:
     views: tuple[View, ...]
 
 
-@dataclass(frozen=True)
-class Exhibit:
-    """The Jacobians of one mode by pair, worst pair first, and scans of the suspects."""
-
-    mode: str
-    whole: bool
-    tol: Tolerance
-    pairs: tuple[Pair, ...]
-    scans: tuple[Scan, ...]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where an exhibit comes from: the derivatives, and how the caller's things are kept as they are."""
-
-    derivatives: Derivatives
-    unchanged: Callable[[], AbstractContextManager[Any]]
-
-    def exhibit(self, findings: tuple[Finding, ...]) -> Exhibit:
-        """Both Jacobians, within the budget of a page, and the suspects step by step."""
-        d = self.derivatives
-        mode = _mode(d, findings)
-        named = [m for f in findings for m in f.mismatches if f.check == mode or mode == "no derivative"]
-        with self.unchanged(), quiet():
-            evidence = gather(d, mode, named, PAGE)
-            pairs = _pairs(evidence)
-            suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
-            scans = [scan(d.problem, m.analytic, m.row, m.column, str(m.entry)) for m in _distinct(suspects)]
-        return Exhibit(mode, evidence.whole, evidence.tol, pairs, tuple(scans))
-
-
-def _mode(d: Derivatives, findings: tuple[Finding, ...]) -> str:
-    """The mode that failed, or the first that was checked."""
-    if not d.problem.differentiable:
-        return "no derivative"
-    for finding in findings:
-        if finding.outcome is not Outcome.PASSED and finding.mismatches:
-            return finding.check
-    return "reverse mode" if d.options.reverse else "forward mode"
-
-
-def _distinct(suspects: list[Mismatch]) -> list[Mismatch]:
-    return list({(m.row, m.column): m for m in suspects if m.row >= 0}.values())[:_SCANS]
-
-
-def _pairs(evidence: Evidence) -> tuple[Pair, ...]:
-    count = max(1, len(evidence.outputs) * len(evidence.inputs))
+def pairs_of(jacobians: Jacobians) -> tuple[Pair, ...]:
+    """Every output by every input of which entries were looked at, worst first."""
+    count = max(1, len(jacobians.outputs) * len(jacobians.inputs))
     side = max(_SMALLEST_SIDE, min(_LARGEST_SIDE, math.isqrt(_CELLS // count)))
     pairs = [
         pair
-        for output in evidence.outputs
-        for part in evidence.inputs
-        if (pair := _pair(evidence, output, part, side)) is not None
+        for output in jacobians.outputs
+        for part in jacobians.inputs
+        if (pair := _pair(jacobians, output, part, side)) is not None
     ]
     pairs.sort(key=_severity, reverse=True)
     return tuple(pairs)
@@ -121,30 +66,29 @@ def _severity(pair: Pair) -> tuple[int, float]:
     return pair.differing, 0.0 if m is None or m.error != m.error else m.error / (m.allowed or 1.0)
 
 
-def _inside(coordinates: Tensor, part: Part) -> Tensor:
-    return ((coordinates >= part.place.start) & (coordinates < part.place.stop)).nonzero().flatten()
-
-
-def _pair(evidence: Evidence, output: Part, part: Part, side: int) -> Pair | None:
+def _pair(jacobians: Jacobians, output: Part, part: Part, side: int) -> Pair | None:
     """One output by one input; None if none of its entries were looked at."""
-    at, over = _inside(evidence.rows, output), _inside(evidence.columns, part)
+    at, over = jacobians.rows_of(output), jacobians.columns_of(part)
     if at.numel() == 0 or over.numel() == 0:
         return None
     block = _Block(
-        evidence.rows[at] - output.place.start,
-        evidence.columns[over] - part.place.start,
-        *(m[at][:, over] for m in (evidence.analytic, evidence.numeric, evidence.error, evidence.allowed)),
+        jacobians.rows[at] - output.place.start,
+        jacobians.columns[over] - part.place.start,
+        *(
+            m[at][:, over]
+            for m in (jacobians.analytic, jacobians.numeric, jacobians.error, jacobians.allowed)
+        ),
     )
-    bad = evidence.bad[at][:, over]
+    bad = jacobians.bad[at][:, over]
     row, column = block.worst()
     worst = Mismatch(
-        evidence.entry(int(at[row]), int(over[column])),
+        jacobians.entry(int(at[row]), int(over[column])),
         float(block.analytic[row, column]),
         float(block.numeric[row, column]),
-        float(evidence.bound[at[row], over[column]]),
+        float(jacobians.bound[at[row], over[column]]),
         float(block.allowed[row, column]),
-        row=int(evidence.row_numbers[at[row]]),
-        column=int(evidence.column_numbers[over[column]]),
+        row=int(jacobians.row_numbers[at[row]]),
+        column=int(jacobians.column_numbers[over[column]]),
     )
     shape, largest = (at.numel(), over.numel()), float(block.error.max())
     views = tuple(_views(block, bad, output, part, side))

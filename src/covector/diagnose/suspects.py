@@ -1,4 +1,4 @@
-"""What the rules of a diagnosis look at: the wrong parts of a Jacobian, one for each input."""
+"""The wrong parts of a Jacobian, one for each input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from covector._engine import graph
 from covector._lazy import lazy
-from covector.verify.derivatives import Derivatives
-from covector.verify.evidence import DIAGNOSIS, Evidence, Part, gather
-from covector.verify.report import Finding
+from covector.verify.jacobians import Jacobians, Part
 
 # Two derivatives are the same if they agree to this, beside the bound of the numeric side.
 _SAME_RTOL, _SAME_ATOL = 1e-6, 1e-9
@@ -125,89 +122,35 @@ class Suspect:
         return (self.support | (self.analytic.abs() > 4 * self.slack)).any(0)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A failed check, and what its rules may look at; what takes time is computed when asked for."""
-
-    derivatives: Derivatives
-    finding: Finding
-    mode: str
-
-    @lazy
-    def evidence(self) -> Evidence:
-        """Both Jacobians, within the budget of a diagnosis."""
-        return gather(self.derivatives, self.mode, self.finding.mismatches, DIAGNOSIS)
-
-    @lazy
-    def suspects(self) -> tuple[Suspect, ...]:
-        """One for each input with wrong entries."""
-        parts = [_suspect(self.evidence, part) for part in self.evidence.inputs]
-        return tuple(suspect for suspect in parts if suspect is not None)
-
-    @lazy
-    def readable(self) -> bool:
-        """Whether there are entries to look at; the function may not let itself be run again."""
-        try:
-            return bool(self.finding.mismatches) and bool(self.suspects)
-        except Exception:
-            return False
-
-    @lazy
-    def of_zero(self) -> Tensor | None:
-        """The pullback of a cotangent of zero, on the columns of the evidence."""
-        if self.mode != "reverse mode":
-            return None
-        return self.derivatives.of_zero()[self.evidence.column_numbers]
-
-    @property
-    def second_order(self) -> bool:
-        """Whether what is differentiated is the backward of a function."""
-        return self.derivatives.problem.caller.verb == "gradgradcheck"
-
-    @lazy
-    def rule(self) -> str:
-        """What computes the derivative, as a person would call it."""
-        if not graph.custom_functions(self.derivatives.problem.graph_outputs):
-            return self.mode
-        return "`jvp`" if self.mode == "forward mode" else "`backward`"
-
-    @property
-    def noun(self) -> str:
-        """What the mode computes."""
-        return "derivative" if self.mode == "forward mode" else "gradient"
-
-    def column(self, part: Part) -> Tensor:
-        """The columns of the evidence that belong to an input."""
-        return _inside(self.evidence.columns, part)
+def suspects_of(jacobians: Jacobians) -> tuple[Suspect, ...]:
+    """One for each input with wrong entries."""
+    parts = [_suspect(jacobians, part) for part in jacobians.inputs]
+    return tuple(suspect for suspect in parts if suspect is not None)
 
 
-def _inside(coordinates: Tensor, part: Part) -> Tensor:
-    return ((coordinates >= part.place.start) & (coordinates < part.place.stop)).nonzero().flatten()
-
-
-def _suspect(evidence: Evidence, part: Part) -> Suspect | None:
+def _suspect(jacobians: Jacobians, part: Part) -> Suspect | None:
     """The input's part of the Jacobian, on the outputs where it is wrong; None if it is right."""
-    over = _inside(evidence.columns, part)
-    if over.numel() == 0 or not evidence.bad[:, over].any():
+    over = jacobians.columns_of(part)
+    if over.numel() == 0 or not jacobians.bad[:, over].any():
         return None
     wrong, concerned = [], []
-    for output in evidence.outputs:
-        at = _inside(evidence.rows, output)
+    for output in jacobians.outputs:
+        at = jacobians.rows_of(output)
         if at.numel() == 0:
             continue
-        if evidence.bad[at][:, over].any():
+        if jacobians.bad[at][:, over].any():
             wrong.append(output)
-        if evidence.numeric[at][:, over].any():
+        if jacobians.numeric[at][:, over].any():
             concerned.append(output)
-    at = torch.cat([_inside(evidence.rows, output) for output in wrong])
+    at = torch.cat([jacobians.rows_of(output) for output in wrong])
     return Suspect(
-        evidence.analytic[at][:, over],
-        evidence.numeric[at][:, over],
-        evidence.bound[at][:, over],
-        evidence.bad[at][:, over],
-        Side(tuple(wrong), evidence.rows[at]),
-        Side((part,), evidence.columns[over]),
-        evidence.point[over],
+        jacobians.analytic[at][:, over],
+        jacobians.numeric[at][:, over],
+        jacobians.bound[at][:, over],
+        jacobians.bad[at][:, over],
+        Side(tuple(wrong), jacobians.rows[at]),
+        Side((part,), jacobians.columns[over]),
+        jacobians.point[over],
         {id(o) for o in concerned} <= {id(o) for o in wrong},
     )
 

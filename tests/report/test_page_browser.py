@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from planted import cubed
 from test_page import EVIL, KEY, WRONG, w, x
 
 import covector
 from mutants import away, only
+from planted import cubed
 
 pytestmark = pytest.mark.browser
 

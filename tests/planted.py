@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import covector
-from covector.verify.report import Report
+from covector.report.report import Report
 from mutants import (
     Draw,
     away,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from covector.verify.rules.found import Found
-from covector.verify.suspects import Case
+from covector.diagnose.case import Case
+from covector.diagnose.rules.observation import Observation
 
 
-def conjugate(case: Case) -> Iterator[Found]:
+def conjugate(case: Case) -> Iterator[Observation]:
     """The imaginary parts of the cotangent, of the gradient, or of both have the wrong sign."""
     for s in case.suspects:
         rows = torch.where(s.outputs.imaginary, -1.0, 1.0).to(s.numeric)[:, None]
@@ -22,11 +22,11 @@ def conjugate(case: Case) -> Iterator[Found]:
         ):
             if bool((s.support & (signs < 0)).any()) and s.explains(s.numeric * signs):
                 text = f"{what} the {case.noun} for {{where}}: imaginary parts have the wrong sign"
-                yield Found(text, 0.95, s.where)
+                yield Observation(text, 0.95, s.where)
                 break
 
 
-def real_part(case: Case) -> Iterator[Found]:
+def real_part(case: Case) -> Iterator[Observation]:
     """Imaginary parts are lost."""
     for s in case.suspects:
         for what, lost in (
@@ -38,4 +38,4 @@ def real_part(case: Case) -> Iterator[Found]:
         ):
             kept = torch.where(lost, torch.zeros_like(s.numeric), s.numeric)
             if (s.support & lost).any() and (s.support & ~lost).any() and s.explains(kept):
-                yield Found(what, 0.96, s.where)
+                yield Observation(what, 0.96, s.where)

@@ -1,4 +1,4 @@
-"""`check`, `gradcheck` and `gradgradcheck`: the doors."""
+"""`check`, `gradcheck` and `gradgradcheck`: what decides, explains and reports, put together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch.nn import Module
 
 from covector._chart import Sampled
-from covector._engine.levels import EagerTensors, default_device
 from covector._tree import Argnames, Argnums, Arguments
+from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
     ArgumentTypeError,
     Caller,
@@ -21,20 +20,22 @@ from covector.errors import (
     PrecisionWarning,
     warn,
 )
+from covector.report.figures import Source
+from covector.report.report import Report
+from covector.report.reproduce import Call, code
 from covector.transforms._door import summary
+from covector.verify.arguments import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.checks import run_checks
 from covector.verify.derivatives import Derivatives, Options
-from covector.verify.diagnose import diagnosed
-from covector.verify.door import arguments_of, as_tuple, caller_of, checked, module_call
-from covector.verify.exhibit import Source
+from covector.verify.evidence import evidence_of
+from covector.verify.finding import Finding, Outcome
 from covector.verify.maps import missing_kernel
 from covector.verify.problem import Problem
-from covector.verify.quiet import quiet
-from covector.verify.report import Finding, Outcome, Report
-from covector.verify.reproduce import Call, code
 from covector.verify.second import backward_of, random_cotangents
+from covector.verify.state import quiet, unchanged
 from covector.verify.surprises import NeedsGraph
 from covector.verify.tolerance import NAMED, Tolerance
+from covector.verify.worst import worst
 
 
 def check(
@@ -266,36 +267,6 @@ def gradgradcheck(
     return _refuted(report, raise_exception)
 
 
-class unchanged:  # noqa: N801 - it is used as a function
-    """The random state, the inference mode and a module's buffers are as before, whatever happens.
-
-    New tensors are made on the CPU inside; the default device of the caller is what it gives.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __enter__(self) -> torch.device | None:
-        self._state = torch.default_generator.get_state()
-        self._states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        buffers = self._function.buffers() if isinstance(self._function, Module) else ()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
-        self._eager = EagerTensors().__enter__()
-        device = default_device()
-        self._here = None if device is None else torch.device("cpu").__enter__()
-        return device
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._here is not None:
-            self._here.__exit__(*exception)
-        self._eager.__exit__(*exception)
-        torch.default_generator.set_state(self._state)
-        if self._states:
-            torch.cuda.set_rng_state_all(self._states)
-        for buffer, value in self._buffers:
-            buffer.data.copy_(value)
-
-
 class _Look(NamedTuple):
     """What was looked at, and what was found."""
 
@@ -346,10 +317,21 @@ def _look(
             with quiet():
                 findings = run_checks(derivatives)
                 if not options.brief:
-                    findings = diagnosed(derivatives, findings)
+                    findings = _explained(derivatives, findings)
     except NeedsGraph:
         return _look(caller, arguments, options, first, recording=True)
     return _Look(derivatives, findings, time.perf_counter() - started)
+
+
+def _explained(derivatives: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings with their worst entries, and with what these say about the mistake."""
+    if all(found.outcome is Outcome.PASSED for found in findings):
+        return findings
+    evidence = evidence_of(derivatives, findings)
+    shown = [
+        found if about is None else worst(about) for found, about in zip(findings, evidence, strict=True)
+    ]
+    return diagnosed(shown, evidence, derivatives.raised)
 
 
 def _report(look: _Look, call: Call, first: Problem | None = None) -> Report:

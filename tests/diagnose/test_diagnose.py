@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted import PLANTED, SQUARES, VECTOR, cubed, product, rounded, weighted
 
 import covector
-from covector.verify import evidence
-from covector.verify.rules import table
-from covector.verify.rules.table import RULES
+from covector.diagnose.rules import table
+from covector.diagnose.rules.table import RULES
+from covector.verify import forgiving, jacobians
 from mutants import (
     MUTANTS,
     away,
@@ -27,6 +26,7 @@ from mutants import (
     stale_square,
     trembling_cube,
 )
+from planted import PLANTED, SQUARES, VECTOR, cubed, product, rounded, weighted
 
 ROOT = Path(__file__).parent.parent.parent
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -248,9 +248,9 @@ def test_a_slow_function_is_diagnosed_from_a_sample(monkeypatch):
             return 6 * g
 
     x = torch.ones(100, dtype=torch.float64, requires_grad=True)
-    monkeypatch.setattr(evidence, "perf_counter", itertools.count(0, 1e-9).__next__)
+    monkeypatch.setattr(jacobians, "perf_counter", itertools.count(0, 1e-9).__next__)
     quick = covector.check(Twice.apply, x)
-    monkeypatch.setattr(evidence, "perf_counter", itertools.count().__next__)
+    monkeypatch.setattr(jacobians, "perf_counter", itertools.count().__next__)
     slow = covector.check(Twice.apply, x)
     assert quick.evaluations - slow.evaluations > 4 * (100 - 24)
     text = "`backward` returns 2.000 x the numeric gradient for input `x`, everywhere"
@@ -460,14 +460,25 @@ def test_a_rule_that_raises_leaves_the_report_as_it_is(monkeypatch):
     def broken(case):
         raise ZeroDivisionError("a mistake of ours")
 
+    monkeypatch.setattr(forgiving, "RAISING", False)
     expected = said(cubed(lambda d: -d), VECTOR)
     spoilt = [replace(rule, find=broken) if rule.name != "sign" else rule for rule in RULES]
     monkeypatch.setattr(table, "RULES", tuple(spoilt))
     assert said(cubed(lambda d: -d), VECTOR) == expected == [("sign", expected[0][1])]
 
 
-def test_a_function_that_fails_while_it_is_diagnosed_is_reported_all_the_same():
-    """The rules run the function after the check did; what they need may no longer be there."""
+def test_a_mistake_of_a_rule_is_seen_by_the_tests(monkeypatch):
+    def broken(case):
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(table, "RULES", (replace(RULES[0], find=broken),))
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        said(cubed(lambda d: -d), VECTOR)
+
+
+def test_a_function_that_fails_while_it_is_diagnosed_is_reported_all_the_same(monkeypatch):
+    """The evidence takes runs of the function after the check; what these need may no longer be there."""
+    monkeypatch.setattr(forgiving, "RAISING", False)
     calls, limit = [], float("inf")
 
     def fragile(x):

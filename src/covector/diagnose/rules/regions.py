@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
-from covector.verify.rules.found import Found, how
-from covector.verify.suspects import Case, Side, Suspect, listed
+from covector.diagnose.case import Case
+from covector.diagnose.rules.fit import manner
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Side, Suspect, listed
 
 _SLICES = ("row", "column")
 
@@ -19,7 +21,7 @@ _FEW = 3
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Elements:
     """Which elements of a tensor are wrong, and which are right, of those that could be wrong."""
 
     side: Side
@@ -47,14 +49,14 @@ class _Places:
         return best * (1 - 0.5**witnesses)
 
 
-def _places(case: Case) -> Iterator[tuple[Suspect, _Places]]:
+def _elements(case: Case) -> Iterator[tuple[Suspect, _Elements]]:
     """For each suspect the elements of its input, and if all of them are wrong those of its output."""
     for s in case.suspects:
         rows = (s.support | (s.analytic.abs() > 4 * s.slack)).any(1)
         for side, bad, active in ((s.inputs, s.bad.any(0), s.active), (s.outputs, s.bad.any(1), rows)):
             right = active & ~bad
             if side.index is not None and side.index.shape[1] and right.any():
-                yield s, _Places(side, side.index, bad, right)
+                yield s, _Elements(side, side.index, bad, right)
                 break
 
 
@@ -62,50 +64,52 @@ def _named(side: Side, index: list[int]) -> str:
     return f"`{side.parts[0].name}[{', '.join(map(str, index))}]`"
 
 
-def few_elements(case: Case) -> Iterator[Found]:
+def few_elements(case: Case) -> Iterator[Observation]:
     """One element is wrong, or a few."""
-    for s, p in _places(case):
+    for s, p in _elements(case):
         if len(p.wrong) > _FEW or int(p.right.sum()) < 2 * len(p.wrong):
             continue
         names = listed([_named(p.side, index) for index in p.wrong])
         single = ", in one entry of the Jacobian" if int(s.bad.sum()) == 1 else ""
-        text = f"the {case.noun} is wrong at {names} only{single}{how(s)}"
-        yield Found(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
+        text = f"the {case.noun} is wrong at {names} only{single}{manner(s)}"
+        yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
 
 
-def one_slice(case: Case) -> Iterator[Found]:
+def one_slice(case: Case) -> Iterator[Observation]:
     """One row, one column, one index of a dimension is wrong."""
-    for s, p in _places(case):
+    for s, p in _elements(case):
         for axis in range(len(p.shape)) if len(p.shape) > 1 and len(p.wrong) > 1 else ():
             at = p.wrong[0][axis]
             if not p.exactly(p.index[:, axis] == at):
                 continue
             what = f"{_SLICES[axis]} {at}" if len(p.shape) == 2 else f"index {at} of dimension {axis}"
-            text = f"the {case.noun} is wrong in {what} of {p.side.name} and right elsewhere{how(s)}"
-            yield Found(text, p.confidence(0.93), s.where)
+            text = f"the {case.noun} is wrong in {what} of {p.side.name} and right elsewhere{manner(s)}"
+            yield Observation(text, p.confidence(0.93), s.where)
 
 
-def diagonal(case: Case) -> Iterator[Found]:
+def diagonal(case: Case) -> Iterator[Observation]:
     """The diagonal of a matrix is wrong."""
-    for s, p in _places(case):
+    for s, p in _elements(case):
         if len(p.shape) == 2 and len(p.wrong) > 1 and p.exactly(p.index[:, 0] == p.index[:, 1]):
-            text = f"the {case.noun} is wrong on the diagonal of {p.side.name} and right elsewhere{how(s)}"
-            yield Found(text, p.confidence(0.94), s.where)
+            text = f"the {case.noun} is wrong on the diagonal of {p.side.name} and right elsewhere{manner(s)}"
+            yield Observation(text, p.confidence(0.94), s.where)
 
 
-def diagonal_of_jacobian(case: Case) -> Iterator[Found]:
+def diagonal_of_jacobian(case: Case) -> Iterator[Observation]:
     """The diagonal of the Jacobian is wrong."""
     for s in case.suspects:
         eye = torch.eye(*s.bad.shape, dtype=torch.bool)
         square = s.bad.shape[0] == s.bad.shape[1] > 2
         if square and torch.equal(s.bad, eye) and bool((s.support & ~eye).any()):
-            text = f"the diagonal of the Jacobian is wrong for {{where}}, what is beside it is right{how(s)}"
-            yield Found(text, 0.92, s.where)
+            text = (
+                f"the diagonal of the Jacobian is wrong for {{where}}, what is beside it is right{manner(s)}"
+            )
+            yield Observation(text, 0.92, s.where)
 
 
-def boundary(case: Case) -> Iterator[Found]:
+def boundary(case: Case) -> Iterator[Observation]:
     """The first and last elements along a dimension, or along all, are wrong."""
-    for s, p in _places(case):
+    for s, p in _elements(case):
         if min(p.shape) < 3 or len(p.wrong) < 2:
             continue
         ends = (p.index == 0) | (p.index == torch.tensor(p.shape) - 1)
@@ -114,8 +118,8 @@ def boundary(case: Case) -> Iterator[Found]:
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
             if p.exactly(region):
-                text = f"the {case.noun} is wrong at {what} of {p.side.name} and right inside{how(s)}"
-                yield Found(text, p.confidence(0.95), s.where)
+                text = f"the {case.noun} is wrong at {what} of {p.side.name} and right inside{manner(s)}"
+                yield Observation(text, p.confidence(0.95), s.where)
 
 
 def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
@@ -127,21 +131,21 @@ def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
             yield s, s.point[bad], s.point[right]
 
 
-def negative(case: Case) -> Iterator[Found]:
+def negative(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the input is negative, or positive."""
     for s, wrong, right in _divided(case):
         sure = 0.95 * (1 - 0.5 ** (wrong.numel() + right.numel() - 1))
         for what, sign in (("negative", -1), ("positive", 1)):
             if bool((sign * wrong > 0).all()) and bool((sign * right <= 0).all()):
                 place = f"where {s.inputs.name} is {what} and right elsewhere"
-                yield Found(f"the {case.noun} is wrong {place}{how(s)}", sure, s.where)
+                yield Observation(f"the {case.noun} is wrong {place}{manner(s)}", sure, s.where)
 
 
-def threshold(case: Case) -> Iterator[Found]:
+def threshold(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the input is above, or below, some value."""
     for s, wrong, right in _divided(case):
         for word, low, high in (("above", right.max(), wrong.min()), ("below", wrong.max(), right.min())):
             if low < high and right.numel() > 2:
                 between = f"a value between {float(low):.4g} and {float(high):.4g}"
-                text = f"the {case.noun} is wrong where {s.inputs.name} is {word} {between}{how(s)}"
-                yield Found(text, 0.8, s.where)
+                text = f"the {case.noun} is wrong where {s.inputs.name} is {word} {between}{manner(s)}"
+                yield Observation(text, 0.8, s.where)

@@ -7,62 +7,62 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from covector.verify.rules.found import Found
-from covector.verify.suspects import Case, Suspect
+from covector.diagnose.case import Case
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Suspect
 
 
-def zero(case: Case) -> Iterator[Found]:
+def zero(case: Case) -> Iterator[Observation]:
     """Analytic = 0."""
     for s in case.suspects:
         if not s.analytic.any() and s.support.any():
             text = f"{case.rule} returns zero for {{where}}, the numeric {case.noun} is not zero"
-            yield Found(text, 0.95, s.where)
+            yield Observation(text, 0.95, s.where)
 
 
-def saved(case: Case) -> Iterator[Found]:
+def saved(case: Case) -> Iterator[Observation]:
     """A second derivative is zero."""
-    if case.second_order:
+    if case.evidence.is_second_order:
         for s in case.suspects:
             if not s.analytic.any() and s.support.any():
                 by = f"the derivative of {s.outputs.name} by {s.inputs.name}"
-                yield Found(f"{by} is zero, differences of `backward` are not", 0.97, s.where)
+                yield Observation(f"{by} is zero, differences of `backward` are not", 0.97, s.where)
 
 
 def _others(case: Case, s: Suspect) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The other inputs of the same shape: name, analytic and numeric Jacobian on the suspect's rows."""
-    e, mine = case.evidence, s.inputs.parts[0]
-    if not e.whole:
+    both, mine = case.evidence.jacobians, s.inputs.parts[0]
+    if both is None or not both.whole:
         return
-    at = torch.isin(e.rows, s.outputs.coordinates)
-    for part in e.inputs:
+    at = torch.isin(both.rows, s.outputs.coordinates)
+    for part in both.inputs:
         if part.name != mine.name and part.place.real_shape == mine.place.real_shape:
-            over = case.column(part)
-            yield part.name, e.analytic[at][:, over], e.numeric[at][:, over]
+            over = both.columns_of(part)
+            yield part.name, both.analytic[at][:, over], both.numeric[at][:, over]
 
 
-def swapped(case: Case) -> Iterator[Found]:
+def swapped(case: Case) -> Iterator[Observation]:
     """The gradients of two inputs stand in each other's place."""
     for s in case.suspects:
         for name, analytic, numeric in _others(case, s):
             if s.explains(numeric) and s.same(analytic, s.numeric):
                 first, second = sorted([s.inputs.parts[0].name, name])
                 text = f"{case.rule} has the {case.noun}s of `{first}` and `{second}` in each other's place"
-                yield Found(text, 0.98, s.where)
+                yield Observation(text, 0.98, s.where)
 
 
-def another(case: Case) -> Iterator[Found]:
+def another(case: Case) -> Iterator[Observation]:
     """The gradient for one input is that of another."""
     for s in case.suspects:
         for name, _, numeric in _others(case, s):
             if numeric.any() and s.explains(numeric):
                 text = f"{case.rule} returns for {{where}} the {case.noun} with respect to `{name}`"
-                yield Found(text, 0.96, s.where)
+                yield Observation(text, 0.96, s.where)
 
 
-def outputs_swapped(case: Case) -> Iterator[Found]:
+def outputs_swapped(case: Case) -> Iterator[Observation]:
     """The cotangents of two outputs stand in each other's place."""
-    e = case.evidence
-    for s in case.suspects if e.whole else ():
+    for s in () if case.is_sampled else case.suspects:
         for i, first in enumerate(s.outputs.parts):
             for second in s.outputs.parts[i + 1 :]:
                 if first.place.real_shape != second.place.real_shape:
@@ -71,7 +71,7 @@ def outputs_swapped(case: Case) -> Iterator[Found]:
                 if s.explains(s.numeric[order]):
                     names = f"`{first.name}` and `{second.name}`"
                     text = f"{case.rule} has the cotangents of {names} in each other's place, for {{where}}"
-                    yield Found(text, 0.96, s.where)
+                    yield Observation(text, 0.96, s.where)
 
 
 def _exchanged(s: Suspect, first: int, second: int, stop: int) -> Tensor:
@@ -85,19 +85,16 @@ def _exchanged(s: Suspect, first: int, second: int, stop: int) -> Tensor:
     return torch.searchsorted(s.outputs.coordinates, wanted)
 
 
-def ignored(case: Case) -> Iterator[Found]:
+def ignored(case: Case) -> Iterator[Observation]:
     """The same gradient whatever the cotangent is."""
-    d = case.derivatives
     if case.finding.check == "linearity":  # every entry is right: that of a cotangent of one
-        nothing = d.of_zero()
-        if nothing.any() and d.close(d.pulled_coordinates, nothing, nothing.abs()):
-            yield Found(f"{case.rule} returns the same {case.noun} whatever the cotangent is", 0.98)
+        if case.evidence.cotangent_is_ignored:
+            yield Observation(f"{case.rule} returns the same {case.noun} whatever the cotangent is", 0.98)
         return
-    of_zero = case.of_zero
-    if of_zero is None:
+    if case.evidence.pullback_of_zero is None:
         return
     for s in case.suspects:
-        mine = of_zero[case.column(s.inputs.parts[0])]
-        if mine.any() and s.explains(mine.expand_as(s.analytic)):
+        mine = case.gradient_of_zero(s)
+        if mine is not None and mine.any() and s.explains(mine.expand_as(s.analytic)):
             text = f"{case.rule} returns the same {case.noun} for {{where}} whatever the cotangent is"
-            yield Found(text, 0.98, s.where)
+            yield Observation(text, 0.98, s.where)

@@ -5,116 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covector.verify.finding import Finding, Outcome
+
 if TYPE_CHECKING:
-    from covector.verify.exhibit import Source
+    from covector.report.figures import Source
 
 # Of the data that `to_dict` gives: raised when a key is renamed, removed or changes its meaning.
 VERSION = 1
 
 
-class Outcome(StrEnum):
-    """How a check ended; a report has the worst of its checks."""
-
-    PASSED = "passed"
-    UNSUPPORTED = "unsupported"
-    INCONCLUSIVE = "inconclusive"
-    FAILED = "failed"
-
-
+# From the best to the worst.
 _RANK = list(Outcome)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of a Jacobian: which number of the output, by which number of the input."""
-
-    output: str
-    input: str
-
-    def __str__(self) -> str:
-        return f"d {self.output} / d {self.input}"
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """An entry on which two derivatives differ."""
-
-    entry: Entry
-    analytic: float
-    numeric: float
-    bound: float
-    allowed: float
-    note: str = ""
-    row: int = -1
-    column: int = -1
-
-    @property
-    def error(self) -> float:
-        """How far the two values are apart."""
-        return abs(self.analytic - self.numeric)
-
-    @property
-    def beyond(self) -> bool:
-        """Whether that is more than allowed."""
-        return not self.error <= self.allowed
-
-
-# How sure a diagnosis is, in words.
-_SURE = ((0.9, "almost certain"), (0.6, "likely"), (0.0, "possible"))
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What kind of mistake the entries show: the evidence, how sure it is, and what to look at."""
-
-    rule: str
-    evidence: str
-    look: str
-    confidence: float
-
-    @property
-    def sure(self) -> str:
-        """How sure it is, in words."""
-        return next(word for least, word in _SURE if self.confidence >= least)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """How one check ended, and why."""
-
-    check: str
-    outcome: Outcome
-    summary: str = ""
-    mismatches: tuple[Mismatch, ...] = ()
-    count: int = 0
-    entries: int = 0
-    advice: str = ""
-    counted: bool = True
-    diagnoses: tuple[Diagnosis, ...] = ()
-
-    @property
-    def headline(self) -> str:
-        """The check, how it ended, and why."""
-        return f"{self.check}: {self.outcome.value.upper()}" + (f": {self.summary}" if self.summary else "")
-
-    @property
-    def extent(self) -> str:
-        """How many entries differ."""
-        if not self.mismatches or not self.entries:
-            return ""
-        what = "differ" if self.outcome is Outcome.FAILED else "could not be decided"
-        few = f"; {len(self.mismatches)} are shown" if self.count > len(self.mismatches) else ""
-        least = "" if self.counted else "At least "
-        return f"{least}{self.count} of {self.entries} entries {what}{few}."
-
-    @property
-    def notes(self) -> list[str]:
-        """What is true of several entries, said once."""
-        return [f"{note}." for note in dict.fromkeys(m.note for m in self.mismatches) if note]
 
 
 @dataclass(frozen=True)
@@ -159,17 +63,17 @@ class Report:
         return f"{self.method}; {calls} of the function"
 
     def __str__(self) -> str:
-        from covector.verify.terminal import plain
+        from covector.report.terminal import plain
 
         return plain(self)
 
     def __rich__(self) -> Any:
-        from covector.verify.terminal import rendered
+        from covector.report.terminal import rendered
 
         return rendered(self)
 
     def _repr_html_(self) -> str:
-        from covector.verify.page import fragment
+        from covector.report.page import fragment
 
         return fragment(self)
 
@@ -179,7 +83,7 @@ class Report:
 
     def show(self, file: Any = None) -> None:
         """Print the report: in colour where the terminal allows it and `rich` is installed."""
-        from covector.verify.terminal import show
+        from covector.report.terminal import show
 
         show(self, file)
 
@@ -210,7 +114,7 @@ class Report:
         One file that needs no network. The Jacobians are computed now, by running the function again;
         a report that was pickled has lost the function, and its page has the findings alone.
         """
-        from covector.verify.page import page
+        from covector.report.page import page
 
         Path(path).write_text(page(self), encoding="utf-8")
 

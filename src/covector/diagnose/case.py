@@ -1,0 +1,60 @@
+"""What the rules of a diagnosis look at: a finding, the evidence on it, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from covector._lazy import lazy
+from covector.diagnose.suspects import Suspect, suspects_of
+from covector.verify.evidence import Evidence
+from covector.verify.finding import Finding
+
+
+@dataclass(frozen=True)
+class Case:
+    """A check that did not pass, and what its rules may look at."""
+
+    evidence: Evidence
+
+    @property
+    def finding(self) -> Finding:
+        """What the check found."""
+        return self.evidence.finding
+
+    @lazy
+    def suspects(self) -> tuple[Suspect, ...]:
+        """One for each input with wrong entries; none if the Jacobians are not known."""
+        jacobians = self.evidence.jacobians
+        return () if jacobians is None else suspects_of(jacobians)
+
+    @lazy
+    def is_sampled(self) -> bool:
+        """Whether the rules see some entries of the Jacobians only."""
+        jacobians = self.evidence.jacobians
+        return jacobians is not None and not jacobians.whole
+
+    def gradient_of_zero(self, suspect: Suspect) -> Tensor | None:
+        """What a cotangent of zero gives for the input of a suspect; None where that is not known."""
+        zero, jacobians = self.evidence.pullback_of_zero, self.evidence.jacobians
+        if zero is None or jacobians is None:
+            return None
+        return zero[jacobians.column_numbers][jacobians.columns_of(suspect.inputs.parts[0])]
+
+    @lazy
+    def rule(self) -> str:
+        """What computes the derivative, as a person would call it."""
+        if not self.evidence.has_custom_function:
+            return self.evidence.mode
+        return "`jvp`" if self.is_forward else "`backward`"
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether the derivative is that of forward mode."""
+        return self.evidence.mode == "forward mode"
+
+    @property
+    def noun(self) -> str:
+        """What the mode computes."""
+        return "derivative" if self.is_forward else "gradient"

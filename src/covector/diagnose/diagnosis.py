@@ -1,0 +1,94 @@
+"""From the entries of a finding to what the mistake may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from covector.diagnose.case import Case
+from covector.diagnose.raised import located
+from covector.diagnose.rules import table
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.rules.table import Rule
+from covector.diagnose.suspects import listed
+from covector.verify.evidence import Evidence
+from covector.verify.finding import Diagnosis, Finding
+from covector.verify.forgiving import forgiving
+
+# How many diagnoses are shown, and how sure the others have to be in comparison with the first.
+_SHOWN = 3
+_WORTH = 0.8
+
+_UNKNOWN = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
+
+
+def diagnosed(
+    findings: Sequence[Finding], evidence: Sequence[Evidence | None], raised: BaseException | None
+) -> tuple[Finding, ...]:
+    """The findings, with what the evidence on each says about the mistake, and where a derivative raised."""
+    return tuple(
+        _explained(located(found, raised), about) for found, about in zip(findings, evidence, strict=True)
+    )
+
+
+def _explained(found: Finding, evidence: Evidence | None) -> Finding:
+    """A finding with its diagnoses, or that there are none."""
+    if evidence is None:
+        return found
+    found = replace(found, diagnoses=diagnoses(Case(evidence)))
+    if found.mismatches and not found.diagnoses and not found.advice:
+        return replace(found, advice=_UNKNOWN)
+    return found
+
+
+def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
+    """What the rules see, surest first; what another rule explains better is left out."""
+    rules = [rule for rule in table.RULES if case.evidence.steady or not rule.steady]
+    seen = _seen([rule for rule in rules if rule.alone], case)
+    if not seen:
+        able = [
+            rule for rule in rules if not rule.alone and (not rule.entries or case.evidence.has_wrong_entries)
+        ]
+        seen = _seen(able, case)
+    explained = {(rule.name, found.where) for rule, found in seen}
+    kept = [
+        (rule, found)
+        for rule, found in seen
+        if not any((better, found.where) in explained for better in rule.yields_to)
+    ]
+    merged = sorted(_merged(kept, case), key=lambda diagnosis: -diagnosis.confidence)
+    return tuple(one for one in merged if one.confidence >= _WORTH * merged[0].confidence)[:_SHOWN]
+
+
+def _seen(rules: Iterable[Rule], case: Case) -> list[tuple[Rule, Observation]]:
+    return [(rule, found) for rule in rules for found in _fired(rule, case)]
+
+
+def _fired(rule: Rule, case: Case) -> tuple[Observation, ...]:
+    """What a rule sees. A rule that fails sees nothing: the report is about the user's mistake, not ours."""
+    with forgiving():
+        return tuple(rule.find(case))
+    return ()
+
+
+def _merged(seen: Iterable[tuple[Rule, Observation]], case: Case) -> list[Diagnosis]:
+    """What is true of several inputs is said once."""
+    groups: dict[tuple[str, str], list[tuple[Rule, Observation]]] = {}
+    for rule, found in seen:
+        groups.setdefault((rule.name, found.evidence), []).append((rule, found))
+    return [_diagnosis(group, case) for group in groups.values()]
+
+
+def _diagnosis(group: list[tuple[Rule, Observation]], case: Case) -> Diagnosis:
+    rule, first = group[0]
+    where = first.where
+    if len(group) > 1:
+        names = [found.where.removeprefix("input ") for _, found in group]
+        where = f"inputs {listed(list(dict.fromkeys(names)))}"
+    evidence = first.evidence.replace("{where}", where)
+    if rule.entries and not rule.alone and case.is_sampled:
+        evidence += " (of a sample of the entries)"
+    look = first.look or rule.look
+    if case.is_forward:
+        look = look.replace("`backward`", "`jvp`").replace("the backward", "the jvp")
+    return Diagnosis(rule.name, evidence, look, first.confidence)

@@ -1,0 +1,68 @@
+"""What a page draws besides the findings: both Jacobians as heat maps, and suspects step by step.
+
+It is gathered when a page is asked for and not before, from the problem that a report keeps; a report
+that was pickled has lost it, and then the page has the findings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from covector.report.heatmaps import Pair, pairs_of
+from covector.report.scan import Scan, scan
+from covector.verify.derivatives import Derivatives
+from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.jacobians import PAGE, gather
+from covector.verify.state import quiet
+from covector.verify.tolerance import Tolerance
+
+# How many suspects are scanned.
+_SCANS = 6
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Heat maps of the Jacobians of one mode by pair, worst pair first, and scans of the suspects."""
+
+    mode: str
+    whole: bool
+    tol: Tolerance
+    pairs: tuple[Pair, ...]
+    scans: tuple[Scan, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where figures come from: the derivatives, and how the caller's things are kept as they are."""
+
+    derivatives: Derivatives
+    unchanged: Callable[[], AbstractContextManager[Any]]
+
+    def figures(self, findings: tuple[Finding, ...]) -> Figures:
+        """Both Jacobians, within the budget of a page, and the suspects step by step."""
+        d = self.derivatives
+        mode = _mode(d, findings)
+        named = [m for f in findings for m in f.mismatches if f.check == mode or mode == "no derivative"]
+        with self.unchanged(), quiet():
+            jacobians = gather(d, mode, named, PAGE)
+            pairs = pairs_of(jacobians)
+            suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
+            scans = [scan(d.problem, m.analytic, m.row, m.column, str(m.entry)) for m in _distinct(suspects)]
+        return Figures(mode, jacobians.whole, jacobians.tol, pairs, tuple(scans))
+
+
+def _mode(d: Derivatives, findings: tuple[Finding, ...]) -> str:
+    """The mode that failed, or the first that was checked."""
+    if not d.problem.differentiable:
+        return "no derivative"
+    for finding in findings:
+        if finding.outcome is not Outcome.PASSED and finding.mismatches:
+            return finding.check
+    return "reverse mode" if d.options.reverse else "forward mode"
+
+
+def _distinct(suspects: list[Mismatch]) -> list[Mismatch]:
+    return list({(m.row, m.column): m for m in suspects if m.row >= 0}.values())[:_SCANS]
