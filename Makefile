@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test sweep browser bench docs lint clean
+.PHONY: demo test sweep browser bench zoo docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -27,6 +27,12 @@ browser: $(READY)
 # Side by side with torch.func in one process, as ratios.
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Gradient checks of functions from other packages, against torch's; some ten minutes.
+zoo: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[zoo]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps qpth # it asks for numpy < 2
+	$(BIN)/python -m benchmarks.zoo
 
 # The pages as HTML; a warning is an error.
 docs: $(DOCS_READY)

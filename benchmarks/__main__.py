@@ -18,14 +18,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, functional, gradcheck, jacobian, sparse
+from benchmarks import detection, functional, gradcheck, jacobian, sparse, zoo
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
+from benchmarks.zoo.table import saved as saved_result
 
 IMPORT = "import covector"
 IMPORT_TARGET = 1.10
 DETECTION = "detection"
+ZOO = "zoo"  # it takes ten minutes and many packages, so it runs only if it is named
 UNWANTED = {"sympy", "matplotlib", "rich"}
 
 
@@ -92,6 +94,7 @@ def main() -> None:
     print(f"\n{sum(met)} of {len(met)} within target")
     shares = detection.report() if wanted(DETECTION) else []
     beside = jacobian.report() if wanted(jacobian.JAX) else []
+    checked = zoo.report(zoo.chosen()) if ZOO in options.names else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
         saved = {
@@ -99,6 +102,7 @@ def main() -> None:
             "rows": table,
             DETECTION: [asdict(share) for share in shares],
             jacobian.JAX: beside,
+            ZOO: [saved_result(result) for result in checked],
         }
         options.json.write_text(json.dumps(saved, indent=2) + "\n")
 
