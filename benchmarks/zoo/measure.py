@@ -161,7 +161,8 @@ def _run(check: Check, entry: Entry, subject: Subject) -> Cost:
 
 def _timed(costs: dict[Check, Cost], entry: Entry, subjects: dict[bool, Subject]) -> None:
     """Replace the times of the short checks by the medians of several rounds, in turns."""
-    times: dict[Check, list[float]] = {check: [] for check, cost in costs.items() if cost.seconds < LONG}
+    short = [check for check, cost in costs.items() if cost.seconds < LONG and cost.verdict != OVER]
+    times: dict[Check, list[float]] = {check: [] for check in short}
     brief = [check for check in times if costs[check].seconds < BRIEF]
     for turn in range(BRIEF_ROUNDS):
         turns = list(times) if turn < ROUNDS else brief

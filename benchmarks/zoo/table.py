@@ -66,7 +66,7 @@ def comparisons(way: Way, results: Iterable[Result]) -> list[Comparison]:
         if costs is None or not all(cost.decided or cost.verdict == OVER for cost in costs):
             continue
         verdicts = {cost.verdict for cost in costs} - {OVER}
-        if len(verdicts) < 2:
+        if len(verdicts) == 1:  # none: both were stopped
             found.append(Comparison(result.entry, *costs))
     return found
 
