@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch.nn import Module
 
-from covector._chart import Sampled
 from covector._tree import Argnames, Argnums, Arguments
 from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
@@ -24,17 +23,18 @@ from covector.report.figures import Source
 from covector.report.report import Report
 from covector.report.reproduce import Call, code
 from covector.transforms._door import summary
+from covector.transforms._plan import memory_limit
 from covector.verify.arguments import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.checks import run_checks
-from covector.verify.derivatives import Derivatives, Options
+from covector.verify.constants import PROBES
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
-from covector.verify.maps import missing_kernel
+from covector.verify.kernels import missing_kernel
 from covector.verify.problem import Problem
+from covector.verify.run import CheckRun, Options
 from covector.verify.second import backward_of, random_cotangents
 from covector.verify.state import quiet, unchanged
-from covector.verify.surprises import NeedsGraph
-from covector.verify.tolerance import NAMED, Tolerance
+from covector.verify.tolerance import Tolerance
 from covector.verify.worst import worst
 
 
@@ -57,10 +57,11 @@ def check(
     check_backward_ad: bool = True,
     fast_mode: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
-    probes: int = 4,
+    probes: int = PROBES,
     max_entries: int | None = None,
     masked: bool = False,
     seed: int = 0,
+    max_memory: int | str | None = None,
 ) -> Report:
     """Compare the derivatives of a function with differences, and report what was found.
 
@@ -82,7 +83,7 @@ def check(
         check_grad_dtypes: also check the dtype of gradients.
         check_batched_grad, check_batched_forward_grad: also check `vmap` over the derivative.
         check_forward_ad, check_backward_ad: which modes to check.
-        fast_mode: compare along random directions instead of entry by entry, where that is cheaper.
+        fast_mode: compare along random directions first, and entry by entry only what disagrees there.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
         probes: along how many random directions to difference, in fast mode.
@@ -91,6 +92,8 @@ def check(
         masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every
             element is, and the function gets inputs that specify all of them (see docs/sparse.md).
         seed: of everything random here.
+        max_memory: what a batch of evaluations may take beside what one run takes: bytes, or a string
+            such as "500MB"; 100 MB if left out.
 
     Returns:
         A `Report`, true if everything passed.
@@ -104,8 +107,11 @@ def check(
         >>> bool(covector.check(torch.log, x))
         True
     """
+    memory = None if max_memory is None else memory_limit("check", max_memory)
     options = Options(
-        Tolerance(atol, rtol, eps, kinks, seed),
+        Tolerance(atol, rtol, eps, kinks),
+        seed=seed,
+        max_memory=memory,
         fast=fast_mode,
         probes=probes,
         max_entries=max_entries,
@@ -132,7 +138,7 @@ def check(
     chosen = {"argnums": argnums, "argnames": argnames}
     extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
-    return _report(_look(caller, arguments, options), call)
+    return _report(_check(caller, arguments, options), call)
 
 
 def gradcheck(
@@ -154,6 +160,7 @@ def gradcheck(
     masked: bool | None = None,
     kinks: Literal["fail", "pass"] = "fail",
     seed: int = 0,
+    max_memory: int | str | None = None,
 ) -> bool:
     """Whether the derivatives of a function agree with differences; raises if not.
 
@@ -172,8 +179,12 @@ def gradcheck(
         >>> covector.gradcheck(torch.log, x)
         True
     """
+    memory = None if max_memory is None else memory_limit("gradcheck", max_memory)
     options = Options(
-        Tolerance(atol, rtol, eps, kinks, seed, NAMED if raise_exception else 1),
+        Tolerance(atol, rtol, eps, kinks),
+        seed=seed,
+        max_memory=memory,
+        brief=not raise_exception,
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_backward_ad,
@@ -186,9 +197,9 @@ def gradcheck(
     )
     caller = caller_of("gradcheck", func)
     checked("gradcheck", options)
-    look = _look(caller, arguments_of(caller, inputs), options)
+    done = _check(caller, arguments_of(caller, inputs), options)
     # A report takes as long to write as a small check to make; of a check that passes it is not read.
-    return look.right or _refuted(_report(look, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
+    return done.right or _refuted(_report(done, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
 
 
 def gradgradcheck(
@@ -211,6 +222,7 @@ def gradgradcheck(
     masked: bool | None = None,
     kinks: Literal["fail", "pass"] = "fail",
     seed: int = 0,
+    max_memory: int | str | None = None,
 ) -> bool:
     """Whether the second derivatives of a function agree with differences of the first; raises if not.
 
@@ -229,8 +241,12 @@ def gradgradcheck(
         >>> covector.gradgradcheck(torch.log, x)
         True
     """
+    memory = None if max_memory is None else memory_limit("gradgradcheck", max_memory)
     options = Options(
-        Tolerance(atol, rtol, eps, kinks, seed, NAMED if raise_exception else 1),
+        Tolerance(atol, rtol, eps, kinks),
+        seed=seed,
+        max_memory=memory,
+        brief=not raise_exception,
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_rev_over_rev,
@@ -254,10 +270,10 @@ def gradgradcheck(
         scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
         call = Call("gradgradcheck", func, given, {}, extra + scattered)
         try:
-            look = _look(backward, arguments, options, first)
-            if look.right:
+            done = _check(backward, arguments, options, first)
+            if done.right:
                 return True
-            report = _report(look, call, first)
+            report = _report(done, call, first)
         except RuntimeError as error:
             if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
                 raise
@@ -267,10 +283,10 @@ def gradgradcheck(
     return _refuted(report, raise_exception)
 
 
-class _Look(NamedTuple):
-    """What was looked at, and what was found."""
+class _Checked(NamedTuple):
+    """A run of all checks, and what was found."""
 
-    derivatives: Derivatives
+    run: CheckRun
     findings: tuple[Finding, ...]
     seconds: float
 
@@ -283,73 +299,60 @@ class _Look(NamedTuple):
         return True
 
 
-def _look(
-    caller: Caller,
-    arguments: Arguments,
-    options: Options,
-    first: Problem | None = None,
-    *,
-    recording: bool = False,
-) -> _Look:
+def _check(caller: Caller, arguments: Arguments, options: Options, first: Problem | None = None) -> _Checked:
     """Make the checks; of the backward of the function of a problem, if there is a first one."""
     started = time.perf_counter()
-    try:
-        with unchanged(caller.function) as device:
-            problem = Problem(
-                caller,
-                arguments,
-                options.max_entries,
-                options.tol.seed,
-                in_place=first is not None and first.closes_over,
-                masked=options.masked,
-                recording=recording,
-                device=device if first is None else first.device,
+    with unchanged(caller.function) as device:
+        problem = Problem(
+            caller,
+            arguments,
+            options.max_entries,
+            options.seed,
+            masked=options.masked,
+            device=device if first is None else first.device,
+            first=first,
+        )
+        run = CheckRun(problem, options)
+        if problem.low_precision and run.above is None and problem.coarse:
+            warn(
+                f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
+                "does not take float64; differences are too coarse for a sharp verdict.",
+                PrecisionWarning,
             )
-            if first is not None:
-                problem.name_after(first)
-            if problem.low_precision and problem.coarse:
-                warn(
-                    f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
-                    "does not take float64; differences are too coarse for a sharp verdict.",
-                    PrecisionWarning,
-                )
-            derivatives = Derivatives(problem, options)
-            with quiet():
-                findings = run_checks(derivatives)
-                if not options.brief:
-                    findings = _explained(derivatives, findings)
-    except NeedsGraph:
-        return _look(caller, arguments, options, first, recording=True)
-    return _Look(derivatives, findings, time.perf_counter() - started)
+        with quiet():
+            findings = run_checks(run)
+            if not options.brief:
+                findings = _explained(run, findings)
+    return _Checked(run, findings, time.perf_counter() - started)
 
 
-def _explained(derivatives: Derivatives, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _explained(run: CheckRun, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """The findings with their worst entries, and with what these say about the mistake."""
     if all(found.outcome is Outcome.PASSED for found in findings):
         return findings
-    evidence = evidence_of(derivatives, findings)
+    evidence = evidence_of(run, findings)
     shown = [
         found if about is None else worst(about) for found, about in zip(findings, evidence, strict=True)
     ]
-    return diagnosed(shown, evidence, derivatives.raised)
+    return diagnosed(shown, evidence, run.raised)
 
 
-def _report(look: _Look, call: Call, first: Problem | None = None) -> Report:
-    derivatives, findings, seconds = look
-    problem, options = derivatives.problem, derivatives.options
+def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Report:
+    run, findings, seconds = checked
+    problem, options = run.problem, run.options
     return Report(
         (problem if first is None else first).caller.name,
         call.verb,
         findings,
         tuple(problem.input_names),
         tuple(problem.output_names),
-        _method(derivatives),
-        options.tol.seed,
-        problem.evaluations,
+        run.method,
+        options.seed,
+        run.runs,
         seconds,
-        "" if look.right else code(call, options, by_name=problem.closes_over),
-        derivatives.raised,
-        Source(derivatives, partial(unchanged, call.function)),
+        "" if checked.right else code(call, options, by_name=problem.closes_over),
+        run.raised,
+        Source(run, partial(unchanged, call.function)),
     )
 
 
@@ -363,25 +366,10 @@ def _unsupported(caller: Caller, first: Problem, again: str, missing: str, error
         tuple(first.input_names),
         tuple(first.output_names),
         "nothing could be compared",
-        evaluations=first.evaluations,
+        evaluations=first.runs,
         reproduce=again,
         cause=error,
     )
-
-
-def _method(derivatives: Derivatives) -> str:
-    problem, tol = derivatives.problem, derivatives.options.tol
-    size = f"{problem.outputs.size} x {problem.inputs.size} entries"
-    if derivatives.probing and not derivatives.has_matrix:
-        return (
-            f"{size}, a random cotangent along {derivatives.options.probes} random directions, seed "
-            f"{tol.seed}; "
-            "several wrong entries that cancel along the cotangent, or along every direction, would be missed"
-        )
-    if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
-        return f"a random sample of {size}, seed {tol.seed}, step {tol.eps:g}"
-    rows = ", outputs combined" if derivatives.rows_combined else ""
-    return f"every one of {size}, step {tol.eps:g}{rows}"
 
 
 def _refuted(report: Report, raise_exception: bool) -> Literal[False]:

@@ -20,7 +20,7 @@ from covector._tree import flatten, unflatten
 from covector.api import check
 from covector.errors import ArgumentTypeError, ArgumentValueError, CaseError
 from covector.transforms._door import summary
-from covector.verify.stand_ins import is_differentiable
+from covector.verify.leaves import is_differentiable
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 

@@ -29,7 +29,7 @@ from covector.transforms.jacrev import jacrev
 from covector.transforms.jvp import jvp
 from covector.transforms.linearize import linearize
 from covector.transforms.vjp import vjp
-from covector.verify.stand_ins import is_differentiable, shifted
+from covector.verify.leaves import is_differentiable, shifted
 
 __all__ = [
     "get_analytical_jacobian",

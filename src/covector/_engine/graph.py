@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -287,6 +288,16 @@ def dtypes(inner: set[Any]) -> set[torch.dtype]:
         for metadata in getattr(node, "_input_metadata", ())
         if metadata.dtype is not None
     }
+
+
+def size_in_bytes(inner: set[Any]) -> int:
+    """How many bytes the tensors take together that these nodes stand behind."""
+    return sum(
+        prod(metadata.shape) * metadata.dtype.itemsize
+        for node in inner
+        for metadata in getattr(node, "_input_metadata", ())
+        if metadata.dtype is not None and not metadata.is_nested_tensor
+    )
 
 
 NO_SECOND_DERIVATIVE = (

@@ -13,14 +13,17 @@ from typing import Any
 
 from covector.report.heatmaps import Pair, pairs_of
 from covector.report.scan import Scan, scan
-from covector.verify.derivatives import Derivatives
 from covector.verify.finding import Finding, Mismatch, Outcome
 from covector.verify.jacobians import PAGE, gather
+from covector.verify.run import CheckRun
 from covector.verify.state import quiet
 from covector.verify.tolerance import Tolerance
 
 # How many suspects are scanned.
 _SCANS = 6
+
+# A page is asked for by name, and shows what its own budget allows.
+_UNLIMITED = 10**9
 
 
 @dataclass(frozen=True)
@@ -38,30 +41,34 @@ class Figures:
 class Source:
     """Where figures come from: the derivatives, and how the caller's things are kept as they are."""
 
-    derivatives: Derivatives
+    run: CheckRun
     unchanged: Callable[[], AbstractContextManager[Any]]
 
     def figures(self, findings: tuple[Finding, ...]) -> Figures:
         """Both Jacobians, within the budget of a page, and the suspects step by step."""
-        d = self.derivatives
-        mode = _mode(d, findings)
+        run = self.run
+        mode = _mode(run, findings)
         named = [m for f in findings for m in f.mismatches if f.check == mode or mode == "no derivative"]
+        run.numeric.limit = _UNLIMITED
         with self.unchanged(), quiet():
-            jacobians = gather(d, mode, named, PAGE)
+            jacobians = gather(run, mode, named, PAGE)
             pairs = pairs_of(jacobians)
             suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
-            scans = [scan(d.problem, m.analytic, m.row, m.column, str(m.entry)) for m in _distinct(suspects)]
-        return Figures(mode, jacobians.whole, jacobians.tol, pairs, tuple(scans))
+            scans = [
+                scan(run.numeric, m.analytic, m.row, m.column, str(m.entry), run.options.tol)
+                for m in _distinct(suspects)
+            ]
+        return Figures(mode, jacobians.whole, run.options.tol, pairs, tuple(scans))
 
 
-def _mode(d: Derivatives, findings: tuple[Finding, ...]) -> str:
+def _mode(run: CheckRun, findings: tuple[Finding, ...]) -> str:
     """The mode that failed, or the first that was checked."""
-    if not d.problem.differentiable:
+    if not run.problem.differentiable:
         return "no derivative"
     for finding in findings:
         if finding.outcome is not Outcome.PASSED and finding.mismatches:
             return finding.check
-    return "reverse mode" if d.options.reverse else "forward mode"
+    return "reverse mode" if run.options.reverse else "forward mode"
 
 
 def _distinct(suspects: list[Mismatch]) -> list[Mismatch]:

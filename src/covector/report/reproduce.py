@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covector._chart import is_strided
 from covector._tree import parameter_names
-from covector.verify.derivatives import Options
+from covector.verify.run import Options
 from covector.verify.tolerance import Tolerance
 
 _WIDTH = 96
@@ -64,7 +64,7 @@ _KEYWORDS: dict[str, tuple[tuple[str, Callable[[Options], Any]], ...]] = {
             if verb == "check"
             else ()
         ),
-        ("seed", lambda o: o.tol.seed),
+        ("seed", lambda o: o.seed),
     )
     for verb in ("check", "gradcheck", "gradgradcheck")
 }

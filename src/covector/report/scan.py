@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from covector.verify.compare import unit
-from covector.verify.problem import Problem
-from covector.verify.slopes import slopes_along
+from covector.verify.judge import judge
+from covector.verify.numeric import Numeric
+from covector.verify.tolerance import Tolerance
 
 # Steps from 1e-1 to 1e-12, two per decade.
-_STEPS = [10 ** (-exponent / 2) for exponent in range(2, 25)]
+_STEPS = np.array([10 ** (-exponent / 2) for exponent in range(2, 25)])
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,27 @@ class Scan:
     right: tuple[float, ...]
 
 
-def scan(problem: Problem, analytic: float, row: int, column: int, entry: str) -> Scan:
+def scan(numeric: Numeric, analytic: float, row: int, column: int, entry: str, tol: Tolerance) -> Scan:
     """Differences of one output along one input, with steps in units of max(1, |x|)."""
-    direction = unit(problem.inputs.size, column)
-    steps = torch.tensor(_STEPS, dtype=torch.float64) * problem.steps.tensor(1.0)[column]
-    moves = steps[:, None] * direction
+    steps = _STEPS * numeric.steps.array(1.0)[column]
+    here = numeric.problem.point
+    moves = np.zeros((len(steps), len(here)))
+    moves[:, column] = steps
     # One by one, as where an entry is judged: a wrong batching rule must not show here.
-    values = problem.values(torch.cat([moves, -moves, moves[:1] * 0]) + problem.point, batch=False)[:, row]
-    count = len(_STEPS)
-    plus, minus, here = values[:count], values[count:-1], values[-1]
-    estimate = slopes_along(problem, direction).best(row, column)
-    return Scan(
-        entry,
-        analytic,
-        estimate.value,
-        estimate.bound,
-        estimate.kink,
-        tuple(steps.tolist()),
-        tuple(((plus - minus) / (2 * steps)).tolist()),
-        tuple(((here - minus) / steps).tolist()),
-        tuple(((plus - here) / steps).tolist()),
+    plus, minus = (
+        np.array([numeric.single(point)[row] for point in here + sign * moves]) for sign in (1.0, -1.0)
     )
+    judged = judge(numeric, column, [row], [analytic], tol).entries[0]
+    value = numeric.problem.value[row]
+    with np.errstate(all="ignore"):
+        return Scan(
+            entry,
+            analytic,
+            judged.mismatch.numeric,
+            judged.mismatch.bound,
+            judged.kink,
+            tuple(steps.tolist()),
+            tuple(((plus - minus) / (2 * steps)).tolist()),
+            tuple(((value - minus) / steps).tolist()),
+            tuple(((plus - value) / steps).tolist()),
+        )

@@ -13,8 +13,8 @@ from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
 from covector.transforms._door import summary
 from covector.transforms.module import as_function
-from covector.verify.derivatives import Options
-from covector.verify.stand_ins import is_differentiable
+from covector.verify.run import Options
+from covector.verify.leaves import is_differentiable
 
 _INFINITY = float("inf")
 
@@ -52,8 +52,8 @@ def checked(verb: str, options: Options) -> Options:
     for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
-    if not isinstance(tol.seed, int):
-        raise ArgumentTypeError(f"{verb}: seed must be an int, got {tol.seed!r}.")
+    if not isinstance(options.seed, int):
+        raise ArgumentTypeError(f"{verb}: seed must be an int, got {options.seed!r}.")
     return options
 
 

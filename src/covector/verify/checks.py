@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,13 +13,14 @@ from covector._chart import Chart, Sampled, ShapeChange, same_numbers, values_of
 from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
 from covector.errors import CovectorError, UnsupportedError, first_sentence
-from covector.verify.compare import bisect, compare
-from covector.verify.derivatives import Derivatives
-from covector.verify.directions import normal
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
-from covector.verify.maps import Matrix, missing_kernel
-from covector.verify.probes import compare_pushes
-from covector.verify.surprises import Impure, NeedsGraph
+from covector.verify.kernels import missing_kernel
+from covector.verify.leaves import same_bits
+from covector.verify.locate import locate_column
+from covector.verify.analytic import ZeroMap
+from covector.verify.problem import Impure
+from covector.verify.run import CheckRun
+from covector.verify.vectors import normal, weights
 
 # How often the backward is run once two runs have differed.
 _RUNS = 5
@@ -49,49 +51,30 @@ def impurity(found: Impure) -> Finding:
     )
 
 
-def reverse_mode(d: Derivatives) -> Finding:
+def reverse_mode(run: CheckRun) -> Finding:
     """Reverse mode agrees with differences."""
-    if d.combined:
-        return passed("reverse mode")
-    if d.probing and d.probes_tell:
-        return finding("reverse mode", d.probed, "reverse mode")
-    tol = d.problem.tolerance(d.options.tol, d.matrix)
-    return finding("reverse mode", compare(d.problem, d.matrix, tol), "reverse mode")
+    return finding("reverse mode", run.reverse_verdict, "reverse mode")
 
 
-def forward_mode(d: Derivatives) -> Finding:
+def forward_mode(run: CheckRun) -> Finding:
     """Forward mode agrees with differences."""
-    if d.probing:
-        verdict = compare_pushes(d.problem, d.forward, d.options.probes, d.options.tol)
-        if d.told_by(verdict):
-            return finding("forward mode", verdict, "forward mode")
-    matrix = d.forward_matrix
-    verdict = compare(d.problem, matrix, d.problem.tolerance(d.options.tol, matrix))
-    return finding("forward mode", verdict, "forward mode")
+    return finding("forward mode", run.forward_verdict, "forward mode")
 
 
-def forward_linearity(d: Derivatives) -> Finding:
+def forward_linearity(run: CheckRun) -> Finding:
     """Forward mode is linear in the tangent: the push of a sum is the sum of the pushes."""
-    size = d.problem.inputs.size
-    if d.probing:
-        first, second = (normal(size, d.options.tol.seed + i) for i in (1, 2))
-        parts = torch.stack([d.push(first), d.push(second)])
-        got, summed, total = d.push(first + second), parts.sum(0), parts.abs().sum(0)
-    else:
-        tangent, matrix = normal(size, d.options.tol.seed), d.forward_matrix.dense
-        assert matrix is not None
-        got, summed, total = d.push(tangent), matrix @ tangent, matrix.abs() @ tangent.abs()
-    if d.close(got, summed, total):
+    size, seed = run.problem.inputs.size, run.options.seed
+    first, second = (normal(size, seed + i) for i in (1, 2))
+    parts = torch.stack([run.forward.push_coordinates(first), run.forward.push_coordinates(second)])
+    got = run.forward.push_coordinates(first + second)
+    if run.close(got, parts.sum(0), parts.abs().sum(0)):
         return passed("linearity")
     return failed("linearity", "forward mode is not linear in the tangent: the push of a sum is not the sum")
 
 
-def no_derivative(d: Derivatives) -> Finding:
+def no_derivative(run: CheckRun) -> Finding:
     """Where no output is differentiable, the function must be constant."""
-    problem = d.problem
-    zero = Matrix((problem.outputs.size, problem.inputs.size))
-    verdict = compare(problem, zero, d.options.tol._replace(atol=1e-12, rtol=0.0))
-    found = finding("no derivative", verdict, "an output without a graph")
+    found = finding("no derivative", run.zero_verdict, "an output without a graph")
     if found.outcome is Outcome.FAILED:
         return replace(
             found,
@@ -101,42 +84,49 @@ def no_derivative(d: Derivatives) -> Finding:
     return found
 
 
-def gradient_kind(d: Derivatives) -> Finding:
+def gradient_kind(run: CheckRun) -> Finding:
     """Each gradient has the dtype, shape, device and layout of its input, and its elements."""
     name, remarks = "gradient kind", []
-    words = ("shape", "device", "layout", "dtype") if d.options.dtypes else ("shape", "device", "layout")
-    for index, (place, value) in enumerate(zip(d.problem.inputs.places, d.pulled, strict=True)):
+    words = ("shape", "device", "layout", "dtype") if run.options.dtypes else ("shape", "device", "layout")
+    for index, (place, value) in enumerate(zip(run.problem.inputs.places, run.reverse.pulled, strict=True)):
         if value is None:
             continue
         if (flaw := place.flaw(value, words)) is not None:
-            what = f"the gradient for {d.problem.input_names[index]} {flaw.text}"
+            what = f"the gradient for {run.problem.input_names[index]} {flaw.text}"
             # Of torch's own operations the layout of a gradient is known, and its numbers are right.
-            if not flaw.tolerable or graph.only_custom(d.problem.graph_outputs, d.problem.variables[index]):
+            if not flaw.tolerable or graph.only_custom(
+                run.problem.graph_outputs, run.problem.variables[index]
+            ):
                 return failed(name, what)
             remarks.append(what)
-        if (missing := place.unspecified(value)) and (where := _lacking(d, missing)):
+        if (missing := place.unspecified(value)) and (where := _lacking(run, missing)):
             return failed(
                 name,
-                f"the gradient for {d.problem.input_names[index]} does not specify {where}, by which the "
+                f"the gradient for {run.problem.input_names[index]} does not specify {where}, by which the "
                 "derivative is not zero",
                 "Without a mask every element is a variable: give the gradient of each, or pass masked=True.",
             )
     return Finding(name, Outcome.PASSED, "; ".join(remarks)) if remarks else passed(name)
 
 
-def _lacking(d: Derivatives, missing: list[int]) -> str | None:
-    """The first of these coordinates by which the outputs do move, along the random cotangent."""
-    problem, members = d.problem, torch.tensor(missing)
+def _lacking(run: CheckRun, missing: list[int]) -> str | None:
+    """One of these coordinates by which the outputs do move."""
+    problem, numeric, members = run.problem, run.numeric, torch.tensor(missing)
     if isinstance(problem.inputs, Sampled):
         members = torch.isin(problem.inputs.kept, members).nonzero().flatten()
-    move = torch.zeros(1, problem.inputs.size, dtype=torch.float64)
-    steps = problem.steps.tensor(d.options.tol.eps) * normal(problem.inputs.size, d.options.tol.seed)
-    move[0, members] = steps[members]
-    slope = problem.differences(move)[0] / d.options.tol.eps
-    if members.numel() == 0 or not (slope.abs() > d.options.tol.atol).any():
+    if members.numel() == 0:
         return None
-    nothing = torch.zeros(problem.inputs.size, dtype=torch.float64)
-    column = bisect(problem, members, nothing, normal(problem.outputs.size, d.options.tol.seed))
+    columns = members.numpy()
+    steps = (numeric.steps.array(numeric.eps) * weights(problem.inputs.size, run.options.seed).numpy())[
+        columns
+    ]
+    moves = np.zeros((1, problem.inputs.size))
+    moves[0, columns] = steps
+    nothing = ZeroMap(problem, run.options.seed)
+    off = float(nothing.cotangents[0] @ numeric.differences(moves)[0])
+    if not abs(off) > run.options.tol.atol * numeric.eps:
+        return None
+    column = locate_column(numeric, nothing, columns, steps, 0, off)
     return problem.inputs.label(column, problem.input_names)
 
 
@@ -144,65 +134,67 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and same_numbers(a, b))
 
 
-def determinism(d: Derivatives) -> Finding:
+def determinism(run: CheckRun) -> Finding:
     """Pulling the same cotangent back again gives the same gradient."""
-    if torch.equal(d.shrunk, d.pulled_coordinates):
+    reverse = run.reverse
+    if torch.equal(reverse.shrunk, reverse.pulled_coordinates):
         return passed("determinism")
-    repeated = d.reverse.pull(d.cotangents)
-    if all(map(_same, d.pulled, repeated)):
+    repeated = reverse.pull(reverse.given)
+    if all(map(_same, reverse.pulled, repeated)):
         return passed("determinism")
-    runs = torch.stack(
-        [d.pulled_coordinates, d.filled(repeated), *(d.pull(d.cotangents) for _ in range(_RUNS - 2))]
-    )
+    others = [reverse.coordinates(reverse.pull(reverse.given)) for _ in range(_RUNS - 2)]
+    runs = torch.stack([reverse.pulled_coordinates, reverse.coordinates(repeated), *others])
     spread = runs.amax(0) - runs.amin(0)
     same = ((runs == runs[0]) | (runs.isnan() & runs[0].isnan())).all(0)
     spread = torch.where(same, 0.0, spread.nan_to_num(torch.inf))
     worst = float(spread.max()) if spread.numel() else 0.0
-    if worst <= d.options.nondet_tol:
+    if worst <= run.options.nondet_tol:
         return passed("determinism")
-    where = d.problem.inputs.label(int(spread.argmax()), d.problem.input_names)
+    where = run.problem.inputs.label(int(spread.argmax()), run.problem.input_names)
     return failed(
         "determinism",
         f"{_RUNS} runs of the backward on the same cotangent differ by {worst:.1e} at {where}, "
-        f"more than nondet_tol={d.options.nondet_tol:g}",
+        f"more than nondet_tol={run.options.nondet_tol:g}",
         "Pass nondet_tol if that is the nature of the operation.",
     )
 
 
-def linearity(d: Derivatives) -> Finding:
+def linearity(run: CheckRun) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
-    name, problem = "linearity", d.problem
-    if not d.cotangent_kept:
+    name, problem, reverse = "linearity", run.problem, run.reverse
+    pulled = reverse.pulled_coordinates
+    if not all(map(same_bits, reverse.given, reverse.random.even)):
         return failed(name, "the backward writes to its cotangent, which others may need too")
-    if d.agreed and d.homogeneous and d.options.undefined:
-        # The pullback of a generic cotangent is right; that of zero is looked at as an undefined one.
+    agreed = run.reverse_verdict.outcome is Outcome.PASSED and reverse.linear
+    if agreed and run.homogeneous and run.options.undefined:
+        # The pullbacks of two generic cotangents are right; that of zero is looked at as an undefined one.
         return passed(name)
-    zero = d.of_zero()
     # Zero times infinity is NaN.
-    if zero.numpy().any() and (wrong := (zero != 0) & zero.isfinite()).any():
+    zero = reverse.of_zero
+    if (wrong := (zero != 0) & zero.isfinite()).any():
         where = problem.inputs.label(int(wrong.nonzero()[0]), problem.input_names)
         return failed(
             name,
             f"a cotangent of zero gives a gradient that is not zero, at {where}",
             "The backward has to multiply by its grad_output.",
         )
-    if d.is_linear() and d.homogeneous:
+    if run.homogeneous and (agreed or run.additive):
         return passed(name)
-    negative = d.pull(d.opposite)
-    odd = d.close(negative, -d.pulled_coordinates, d.pulled_coordinates.abs() + 1)
+    negative = reverse.pull_coordinates(-torch.from_numpy(reverse.cotangents[0]))
+    odd = run.close(negative, -pulled, pulled.abs() + 1)
     what = "the pullback of a sum is not the sum of the pullbacks"
     if not odd:
         what = "a negative cotangent does not give the negative gradient"
-    elif not d.homogeneous:
+    elif not run.homogeneous:
         what = "a cotangent 1024 times smaller does not give a gradient 1024 times smaller"
     return failed(name, f"the backward is not linear in the cotangent: {what}")
 
 
-def undefined_cotangents(d: Derivatives) -> Finding:
+def undefined_cotangents(run: CheckRun) -> Finding:
     """The backward takes an undefined cotangent as zero."""
-    problem = d.problem
-    name = "undefined cotangents"
-    outputs = problem.graph_outputs
+    problem = run.problem
+    name, reverse = "undefined cotangents", run.reverse
+    outputs, even = problem.graph_outputs, reverse.random.even
     everything: list[list[int]] = [list(range(len(outputs)))]
     if len(outputs) > 1:
         everything += [[i] for i in range(len(outputs))]
@@ -213,7 +205,7 @@ def undefined_cotangents(d: Derivatives) -> Finding:
             which = f"the cotangent of {problem.output_names[missing[0]]}"
         through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
         try:
-            pulled = d.reverse.pull(d.cotangents, through)
+            pulled = reverse.pull([t.clone() for t in even], through)
         except Exception as error:
             return failed(
                 name,
@@ -223,29 +215,30 @@ def undefined_cotangents(d: Derivatives) -> Finding:
         nothing = not any(value is not None and values_of(value).any() for value in pulled)
         if nothing and len(missing) == len(outputs):
             continue
-        got = d.filled(pulled)
+        got = reverse.coordinates(pulled)
         expected = torch.zeros_like(got)
         if len(missing) < len(outputs):
-            expected = d.pull([d.zeros[i] if i in missing else t for i, t in enumerate(d.cotangents)])
-        if not d.close(got, expected, expected.abs() + 1):
+            given = [torch.zeros_like(t) if i in missing else t.clone() for i, t in enumerate(even)]
+            expected = reverse.coordinates(reverse.pull(given))
+        if not run.close(got, expected, expected.abs() + 1):
             return failed(name, f"when {which} is undefined the gradient is not that of a zero cotangent")
         if len(missing) < len(outputs):
             parts.append(got)
     if parts:
         # Each cotangent was left out once.
-        stack, whole = torch.stack(parts), (len(parts) - 1) * d.pulled_coordinates
-        if not d.close(stack.sum(0), whole, stack.abs().sum(0) + 1):
+        stack, whole = torch.stack(parts), (len(parts) - 1) * reverse.pulled_coordinates
+        if not run.close(stack.sum(0), whole, stack.abs().sum(0) + 1):
             return failed(name, "when the cotangents are undefined in turn, the gradients do not add up")
     return passed(name)
 
 
-def unspecified_cotangents(d: Derivatives) -> Finding:
+def unspecified_cotangents(run: CheckRun) -> Finding:
     """A cotangent that leaves zeros out is the same as one that specifies them."""
-    problem, name = d.problem, "unspecified cotangents"
-    coordinates = normal(problem.outputs.places[-1].stop, d.options.tol.seed).clone()
+    problem, name = run.problem, "unspecified cotangents"
+    coordinates = normal(problem.outputs.places[-1].stop, run.options.seed).clone()
     pairs = [place.halved(coordinates[place.start : place.stop]) for place in problem.outputs.places]
-    expected, got = (d.pull([pair[i] for pair in pairs]) for i in (0, 1))
-    if d.close(got, expected, expected.abs() + 1):
+    expected, got = (run.reverse.coordinates(run.reverse.pull([pair[i] for pair in pairs])) for i in (0, 1))
+    if run.close(got, expected, expected.abs() + 1):
         return passed(name)
     return failed(
         name,
@@ -255,16 +248,16 @@ def unspecified_cotangents(d: Derivatives) -> Finding:
     )
 
 
-def undefined_tangents(d: Derivatives) -> Finding:
+def undefined_tangents(run: CheckRun) -> Finding:
     """Forward mode takes an input without a tangent as one with a tangent of zero."""
-    problem = d.problem
-    tangents = problem.inputs.from_coords(normal(problem.inputs.size, d.options.tol.seed).clone())
+    problem = run.problem
+    tangents = problem.inputs.from_coords(normal(problem.inputs.size, run.options.seed).clone())
     for missing in range(len(tangents)):
         zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
         some = [i for i in range(len(tangents)) if i != missing]
-        with_zero = d.pushed(d.forward.apply(zeros))
-        without = d.pushed(d.forward.push(some, [tangents[i] for i in some]))
-        if not d.close(without, with_zero, with_zero.abs() + 1):
+        with_zero = run.forward.coordinates(run.forward.apply(zeros))
+        without = run.forward.coordinates(run.forward.push(some, [tangents[i] for i in some]))
+        if not run.close(without, with_zero, with_zero.abs() + 1):
             return failed(
                 "undefined tangents",
                 f"without a tangent for {problem.input_names[missing]} the result is not that of a zero one",
@@ -272,20 +265,20 @@ def undefined_tangents(d: Derivatives) -> Finding:
     return passed("undefined tangents")
 
 
-def batched_reverse(d: Derivatives) -> Finding:
+def batched_reverse(run: CheckRun) -> Finding:
     """Pulling two cotangents back at once gives what pulling each gives."""
-    return _batching(d, "batched gradients", d.reverse.apply, d.problem.outputs)
+    return _batching(run, "batched gradients", run.reverse.apply, run.problem.outputs)
 
 
-def batched_forward(d: Derivatives) -> Finding:
+def batched_forward(run: CheckRun) -> Finding:
     """Pushing two tangents forward at once gives what pushing each gives."""
-    return _batching(d, "batched forward gradients", d.forward.apply, d.problem.inputs)
+    return _batching(run, "batched forward gradients", run.forward.apply, run.problem.inputs)
 
 
-def _batching(d: Derivatives, name: str, apply: Apply, chart: Chart | Sampled) -> Finding:
-    if layouts := d.problem.inputs.sparse_layouts + d.problem.outputs.sparse_layouts:
+def _batching(run: CheckRun, name: str, apply: Apply, chart: Chart | Sampled) -> Finding:
+    if layouts := run.problem.inputs.sparse_layouts + run.problem.outputs.sparse_layouts:
         raise UnsupportedError(f"torch has no vmap over tensors of layout {', '.join(layouts)}")
-    stacks = chart.from_coords(normal(2 * chart.size, d.options.tol.seed).clone().reshape(2, chart.size))
+    stacks = chart.from_coords(normal(2 * chart.size, run.options.seed).clone().reshape(2, chart.size))
     expected = looped(apply, stacks)
     try:
         got = batched(apply, stacks, "error")
@@ -309,23 +302,23 @@ class Check:
 
     name: str
     mode: str
-    run: Callable[[Derivatives], Finding]
-    wanted: Callable[[Derivatives], bool] | None = None
+    run: Callable[[CheckRun], Finding]
+    wanted: Callable[[CheckRun], bool] | None = None
 
 
 _REVERSE, _FORWARD, _NEITHER = "reverse", "forward", "neither"
 
 
-def _modes(d: Derivatives) -> set[str]:
+def _modes(run: CheckRun) -> set[str]:
     """The modes that are checked."""
-    if not d.problem.differentiable:
+    if not run.problem.differentiable:
         return {_NEITHER}
-    asked = ((_REVERSE, d.options.reverse), (_FORWARD, d.options.forward))
+    asked = ((_REVERSE, run.options.reverse), (_FORWARD, run.options.forward))
     return {mode for mode, wanted in asked if wanted}
 
 
-def _unmasked(d: Derivatives) -> bool:
-    return not d.options.masked and not d.problem.outputs.can_batch
+def _unmasked(run: CheckRun) -> bool:
+    return not run.options.masked and not run.problem.outputs.can_batch
 
 
 CHECKS = (
@@ -336,26 +329,26 @@ CHECKS = (
     Check("gradient kind", _REVERSE, gradient_kind),
     Check("determinism", _REVERSE, determinism),
     Check("linearity", _REVERSE, linearity),
-    Check("undefined cotangents", _REVERSE, undefined_cotangents, lambda d: d.options.undefined),
+    Check("undefined cotangents", _REVERSE, undefined_cotangents, lambda run: run.options.undefined),
     Check("unspecified cotangents", _REVERSE, unspecified_cotangents, _unmasked),
-    Check("undefined tangents", _FORWARD, undefined_tangents, lambda d: d.options.undefined),
-    Check("batched gradients", _REVERSE, batched_reverse, lambda d: d.options.batched),
-    Check("batched forward gradients", _FORWARD, batched_forward, lambda d: d.options.batched_forward),
+    Check("undefined tangents", _FORWARD, undefined_tangents, lambda run: run.options.undefined),
+    Check("batched gradients", _REVERSE, batched_reverse, lambda run: run.options.batched),
+    Check("batched forward gradients", _FORWARD, batched_forward, lambda run: run.options.batched_forward),
 )
 
 
 _SUSPICIOUS = (Outcome.FAILED, Outcome.INCONCLUSIVE)
 
 
-def run_checks(d: Derivatives) -> tuple[Finding, ...]:
+def run_checks(run: CheckRun) -> tuple[Finding, ...]:
     """Every check that applies; a function that is not one is reported as that and nothing else."""
-    if changed := d.problem.mutated():
+    if changed := run.problem.mutated():
         return (mutation(changed),)
     try:
-        findings = _all_findings(d)
+        findings = _all_findings(run)
         # An impure function differs from its differences, so entry by entry it is asked for on failure only.
-        if not d.options.brief and any(f.outcome in _SUSPICIOUS for f in findings):
-            d.problem.require_pure()
+        if not run.options.brief and any(f.outcome in _SUSPICIOUS for f in findings):
+            run.problem.require_pure()
     except Impure as found:
         return (impurity(found),)
     except ShapeChange as error:
@@ -363,24 +356,24 @@ def run_checks(d: Derivatives) -> tuple[Finding, ...]:
     return findings
 
 
-def _all_findings(d: Derivatives) -> tuple[Finding, ...]:
+def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
     """What the checks find. A mode that raises or is not supported is reported once."""
     findings: list[Finding] = []
-    modes, brief = _modes(d), d.options.brief
+    modes, brief = _modes(run), run.options.brief
     for check in CHECKS:
-        if check.mode not in modes or (check.wanted is not None and not check.wanted(d)):
+        if check.mode not in modes or (check.wanted is not None and not check.wanted(run)):
             continue
         try:
-            findings.append(check.run(d))
+            findings.append(check.run(run))
         except UnsupportedError as error:
             findings.append(Finding(check.name, Outcome.UNSUPPORTED, str(error)))
             modes.discard(check.mode)
         except Exception as error:
             # A derivative that raises is a finding; a function that raises is not.
-            ours = isinstance(error, CovectorError | ShapeChange | Impure | NeedsGraph)
-            if ours or error is d.problem.raised:
+            ours = isinstance(error, CovectorError | ShapeChange | Impure)
+            if ours or error is run.problem.raised:
                 raise
-            d.raised = error
+            run.raised = error
             if (missing := missing_kernel(error)) is not None:
                 findings.append(Finding(check.name, Outcome.UNSUPPORTED, f"torch does not have {missing}"))
                 modes.discard(check.mode)

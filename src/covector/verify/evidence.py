@@ -17,11 +17,11 @@ from torch import Tensor
 from covector._chart import values_of
 from covector._engine import graph
 from covector._lazy import lazy
-from covector.verify.derivatives import Derivatives
+from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Finding, Outcome
 from covector.verify.forgiving import forgiving
 from covector.verify.jacobians import DIAGNOSIS, Jacobians, gather
-from covector.verify.maps import ReverseMap
+from covector.verify.run import CheckRun
 
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
 
@@ -30,7 +30,7 @@ _REVERSE, _FORWARD = "reverse mode", "forward mode"
 class Evidence:
     """What can be learnt about one finding, in the mode that it is about."""
 
-    derivatives: Derivatives
+    run: CheckRun
     finding: Finding
     mode: str
     steady: bool = True
@@ -40,7 +40,7 @@ class Evidence:
     def jacobians(self) -> Jacobians | None:
         """Both Jacobians, within the budget of a diagnosis; None if they cannot be computed."""
         with self._attempt():
-            return gather(self.derivatives, self.mode, self.finding.mismatches, DIAGNOSIS)
+            return gather(self.run, self.mode, self.finding.mismatches, DIAGNOSIS)
         return None
 
     @lazy
@@ -56,7 +56,7 @@ class Evidence:
         if self.mode != _REVERSE:
             return None
         with self._attempt():
-            return self.derivatives.of_zero()
+            return self.run.reverse.of_zero
         return None
 
     @lazy
@@ -65,12 +65,12 @@ class Evidence:
         zero = self.pullback_of_zero
         if zero is None or not zero.any():
             return False
-        return self.derivatives.close(self.derivatives.pulled_coordinates, zero, zero.abs())
+        return self.run.close(self.run.reverse.pulled_coordinates, zero, zero.abs())
 
     @lazy
     def overwritten_cotangents(self) -> tuple[str, ...]:
         """The names of the outputs whose cotangents the backward writes into."""
-        problem = self.derivatives.problem
+        problem = self.run.problem
         if self.mode != _REVERSE:
             return ()
         with self._attempt():
@@ -85,46 +85,47 @@ class Evidence:
     @lazy
     def gradient_changes_with_another_run(self) -> bool:
         """Whether the pullback of one run of the function changes when the function is run elsewhere."""
-        d = self.derivatives
-        if self.mode != _REVERSE or d.problem.closes_over:
+        problem, numeric = self.run.problem, self.run.numeric
+        if self.mode != _REVERSE or problem.closes_over:
             return False
         with self._attempt():
-            run = ReverseMap(d.problem, d.problem.fresh())
-            before, again = (d.filled(run.pull(d.cotangents)) for _ in range(2))
+            another = ReverseMap(problem, self.run.options.seed, problem.fresh())
+            cotangent = torch.from_numpy(another.cotangents[0])
+            before, again = (another.pull_coordinates(cotangent) for _ in range(2))
             if not torch.equal(before, again):
                 return False
-            d.problem.values((d.problem.point + 0.5 * d.problem.steps.tensor(1.0))[None], batch=False)
-            return not torch.equal(before, d.filled(run.pull(d.cotangents)))
+            problem.run_elsewhere(problem.point + 0.5 * numeric.steps.array(1.0))
+            return not torch.equal(before, another.pull_coordinates(cotangent))
         return False
 
     @lazy
     def has_custom_function(self) -> bool:
         """Whether the derivative is computed by a `torch.autograd.Function` of the user's."""
-        return bool(graph.custom_functions(self.derivatives.problem.graph_outputs))
+        return bool(graph.custom_functions(self.run.problem.graph_outputs))
 
     def _attempt(self) -> AbstractContextManager[None]:
         """An experiment; one that raises is no surprise if the derivative did so in the check."""
-        return forgiving() if self.derivatives.raised is None else suppress(Exception)
+        return forgiving() if self.run.raised is None else suppress(Exception)
 
     @property
     def is_low_precision(self) -> bool:
         """Whether the function was evaluated in less than double precision."""
-        return self.derivatives.problem.low_precision
+        return self.run.problem.low_precision
 
     @property
     def is_second_order(self) -> bool:
         """Whether what is differentiated is the backward of a function."""
-        return self.derivatives.problem.caller.verb == "gradgradcheck"
+        return self.run.problem.caller.verb == "gradgradcheck"
 
 
-def evidence_of(d: Derivatives, findings: Sequence[Finding]) -> tuple[Evidence | None, ...]:
+def evidence_of(run: CheckRun, findings: Sequence[Finding]) -> tuple[Evidence | None, ...]:
     """The evidence on each finding; None where there is nothing to explain, or nothing to learn."""
     if any(f.check == "determinism" and f.outcome is Outcome.FAILED for f in findings):
         # There are other entries the next time; only what makes them differ can be told.
         return tuple(
-            Evidence(d, f, _REVERSE, steady=False) if f.check == "determinism" else None for f in findings
+            Evidence(run, f, _REVERSE, steady=False) if f.check == "determinism" else None for f in findings
         )
-    return tuple(Evidence(d, f, mode) if (mode := _mode(f, findings)) else None for f in findings)
+    return tuple(Evidence(run, f, mode) if (mode := _mode(f, findings)) else None for f in findings)
 
 
 def _mode(found: Finding, findings: Sequence[Finding]) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from covector.verify.compare import Verdict
+    from covector.verify.decide import Verdict
 
 
 class Outcome(StrEnum):
@@ -127,7 +127,7 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         verdict.outcome,
         summary,
         verdict.mismatches,
-        verdict.count,
+        len(verdict.mismatches),
         verdict.entries,
         counted=verdict.counted,
     )

@@ -25,11 +25,10 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
 
     def pull(*args: Any) -> tuple[Tensor, ...]:
         leaves = flatten(args[:count])[0]
-        return tuple(reverse.record(run, leaves, chosen).pull(args[count:]))
-
-    def pull_in_place(*args: Any) -> tuple[Tensor, ...]:
-        leaves = flatten(args[:count])[0]
         variables = [leaves[i] for i in chosen]
+        if not torch.is_grad_enabled() or not all(variable.requires_grad for variable in variables):
+            return tuple(reverse.record(run, leaves, chosen).pull(args[count:]))
+        # On the leaves themselves: a function may remember what it computed from them, and the graph of it.
         with torch.enable_grad():
             outputs = run(leaves).outputs
             pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)
@@ -38,7 +37,7 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
             for variable, value in zip(variables, pulled, strict=True)
         )
 
-    return pull_in_place if problem.closes_over else pull
+    return pull
 
 
 def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from covector._lazy import lazy
 
@@ -15,16 +13,12 @@ _LOST = 1e-12
 class Steps:
     """Steps from a point, in proportion to the size of each coordinate where that is more than one."""
 
-    def __init__(self, point: Tensor) -> None:
-        self._point = point.numpy()
+    def __init__(self, point: np.ndarray) -> None:
+        self._point = point
         self._arrays: dict[float, np.ndarray] = {}
 
-    def tensor(self, eps: float) -> Tensor:
-        """A step for each coordinate."""
-        return torch.from_numpy(self.array(eps))
-
     def array(self, eps: float) -> np.ndarray:
-        """The same as an array, which is not to be written to."""
+        """A step for each coordinate; not to be written to."""
         if eps not in self._arrays:
             wanted = eps * self._scale
             exact = eps >= _LOST and self._finite
@@ -33,9 +27,11 @@ class Steps:
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
-        with np.errstate(all="ignore"):
-            made = (self._point + wanted) - self._point
-            return np.where(made * wanted > 0, made, wanted)
+        return _made(self._point, wanted)
+
+    def made_at(self, columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """The same for some of the coordinates."""
+        return _made(self._point[columns], wanted)
 
     @lazy
     def _scale(self) -> np.ndarray:
@@ -48,3 +44,9 @@ class Steps:
     @lazy
     def _finite(self) -> bool:
         return bool(abs(self._point).max(initial=0.0) < np.inf)
+
+
+def _made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        made = (here + wanted) - here
+        return np.where(made * wanted > 0, made, wanted)

@@ -179,6 +179,7 @@ RULES = (
         "the backward of one call changes when the function is called elsewhere",
         "values kept outside of ctx (an attribute, a global, a cache): use ctx.save_for_backward",
         entries=False,
+        steady=False,
     ),
     Rule(
         "cotangent changed",

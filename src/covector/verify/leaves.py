@@ -52,7 +52,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def filled(cell: Any) -> bool:
+def has_value(cell: Any) -> bool:
     """Whether a cell of a closure has been given its value."""
     try:
         return cell.cell_contents is not None

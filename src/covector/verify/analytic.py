@@ -1,0 +1,329 @@
+"""The derivatives that are checked: reverse mode and forward mode, as linear maps.
+
+Each answers the same questions: what are v^T A for some cotangents v (`mixed`), what are whole columns of A
+(`columns`), what is one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covector._engine import forward, graph
+from covector._lazy import lazy
+from covector._linear import LinearMap, missing_forward_rule
+from covector._tree import Evaluation, flatten
+from covector.errors import UnsupportedError
+from covector.verify import constants
+from covector.verify.kernels import missing_kernel
+from covector.verify.problem import Problem
+from covector.verify.vectors import Cotangents, cotangents_of, unit
+
+# A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
+_CHUNK_NUMBERS = 1 << 18
+
+
+class Analytic(Protocol):
+    """A derivative A that differences are held against."""
+
+    label: str
+
+    @property
+    def cotangents(self) -> np.ndarray:
+        """The random cotangents v, a row for each."""
+
+    @property
+    def mixed(self) -> np.ndarray:
+        """The products v^T A."""
+
+    @property
+    def sensitivity(self) -> np.ndarray:
+        """How far the products move with each coordinate of the point, as far as that is known."""
+
+    def mixed_along(self, moves: np.ndarray) -> np.ndarray:
+        """The products v^T A u for some directions u: cotangent, direction."""
+
+    def columns(self, which: np.ndarray) -> np.ndarray:
+        """These columns of A."""
+
+    def entry(self, row: int, column: int) -> float:
+        """One entry of A."""
+
+
+class _QuietMap(LinearMap):
+    """A map of a problem: that a batch became a loop is remembered, not warned about."""
+
+    _refuses_draws = False
+
+    def __init__(self, problem: Problem, seed: int = 0) -> None:
+        super().__init__(problem.caller)
+        self.problem = problem
+        self._seed = seed
+        if not (problem.inputs.can_batch and problem.outputs.can_batch):
+            self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
+
+    def _lowered(self, reason: str) -> None:
+        self.batching = self.batching.down("loop", reason)
+
+    @lazy
+    def random(self) -> Cotangents:
+        """Random cotangents of the outputs."""
+        return cotangents_of(self.problem.outputs, self._seed)
+
+    @property
+    def cotangents(self) -> np.ndarray:
+        """The random cotangents, a row for each; of one output they are multiples of each other."""
+        rows = self.random.rows.numpy()
+        return rows[:1] if rows.shape[1] <= 1 else rows
+
+    @property
+    def chunk(self) -> int:
+        """How many rows or columns of the Jacobian are computed at once."""
+        return max(1, _CHUNK_NUMBERS // max(1, sum(self.problem.shape)))
+
+
+class ReverseMap(_QuietMap):
+    """v -> J^T v by reverse mode."""
+
+    label = "reverse mode"
+
+    def __init__(self, problem: Problem, seed: int = 0, outputs: Sequence[Tensor] | None = None) -> None:
+        super().__init__(problem, seed)
+        self._outputs = list(problem.graph_outputs if outputs is None else outputs)
+        self.linear = True
+        """Whether the pullback of a sum was the sum of the pullbacks, where rows were pulled back."""
+
+    def pull(
+        self, cotangents: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+    ) -> Sequence[Tensor | None]:
+        """What the graph behind the outputs gives, None where it leads nowhere."""
+        problem = self.problem
+        if not problem.differentiable:
+            return [None] * len(problem.variables)
+        outputs = self._outputs if outputs is None else outputs
+        if problem.device is None:
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+        with problem.device:
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+
+    def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        """J^T v, zeros where the graph leads nowhere."""
+        places = self.problem.inputs.places
+        pulled = [p.strided(value) for p, value in zip(places, self.pull(direction), strict=True)]
+        # A backward may return the same workspace every time.
+        return [part.clone() for part in pulled] if self.batching.rung == "loop" else pulled
+
+    def coordinates(self, pulled: Sequence[Tensor | None]) -> Tensor:
+        """Gradients in coordinates, zeros where there is none: a copy, of what may be a workspace."""
+        return graph.written_out(self.problem.inputs.coordinates(pulled)).clone()
+
+    def pull_coordinates(self, cotangent: Tensor) -> Tensor:
+        """The same from and to coordinates."""
+        return self.coordinates(self.pull(self.problem.outputs.from_coords(cotangent.clone())))
+
+    @lazy
+    def given(self) -> list[Tensor]:
+        """The random cotangent that was pulled back: a backward may have written to it."""
+        return [tensor.clone() for tensor in self.random.even]
+
+    @lazy
+    def pulled(self) -> list[Tensor | None]:
+        """The pullback of the random cotangent, as the graph gave it."""
+        return list(self.pull(self.given))
+
+    @lazy
+    def pulled_coordinates(self) -> Tensor:
+        """The same in coordinates."""
+        return self.coordinates(self.pulled)
+
+    @lazy
+    def mixed(self) -> np.ndarray:
+        """v^T A for each random cotangent."""
+        rows = [self.pulled_coordinates]
+        if len(self.cotangents) > 1:
+            rows.append(self.coordinates(self.pull([tensor.clone() for tensor in self.random.uneven])))
+        return torch.stack(rows).numpy()
+
+    @property
+    def sensitivity(self) -> np.ndarray:
+        """The largest of the products by each coordinate."""
+        return abs(self.mixed).max(0)
+
+    def mixed_along(self, moves: np.ndarray) -> np.ndarray:
+        """v^T A u for each random cotangent and each u."""
+        return self.mixed @ moves.T
+
+    @lazy
+    def shrunk(self) -> Tensor:
+        """The pullback of the random cotangent, negative and 1024 times smaller, scaled back."""
+        return self.coordinates(self.pull([t.clone() for t in self.random.small])) * -constants.SCALE
+
+    @lazy
+    def of_zero(self) -> Tensor:
+        """The pullback of a cotangent of zero."""
+        return self.pull_coordinates(torch.zeros(self.problem.outputs.size, dtype=torch.float64))
+
+    def rows(self, which: np.ndarray) -> np.ndarray:
+        """These rows of A, by one batched pullback."""
+        basis = torch.zeros(len(which), self.problem.outputs.size, dtype=torch.float64)
+        basis[torch.arange(len(which)), torch.from_numpy(which)] = 1.0
+        return self._pulled_back(self.problem.outputs.from_coords(basis))
+
+    def _pulled_back(self, stacks: list[Tensor]) -> np.ndarray:
+        pulled = self.problem.inputs.stack_to_coords(self.apply_batch(stacks)).cpu()
+        return graph.written_out(pulled).numpy()
+
+    def columns(self, which: np.ndarray) -> np.ndarray:
+        """These columns of A: every row is pulled back, in batches that agree with a single pullback."""
+        matrix = self._columns(which)
+        if not self._consistent(matrix, which) and self.batching.rung != "loop":
+            self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
+            matrix = self._columns(which)
+            self.linear = self._consistent(matrix, which)
+        return matrix
+
+    def _columns(self, which: np.ndarray) -> np.ndarray:
+        height = self.problem.outputs.size
+        matrix = np.empty((height, len(which)))
+        for start in range(0, height, self.chunk):
+            stop = min(start + self.chunk, height)
+            matrix[start:stop] = self._pulled_back(self.problem.outputs.basis(start, stop))[:, which]
+        return matrix
+
+    def _consistent(self, matrix: np.ndarray, which: np.ndarray) -> bool:
+        """Whether the rows add up to the pullback of the random cotangent."""
+        v = self.cotangents[0]
+        with np.errstate(all="ignore"):
+            off = abs(v @ matrix - self.mixed[0, which])
+            size = abs(v) @ abs(matrix)
+            return bool((~(off > 1e-5 + 1e-3 * size)).all())
+
+    def entry(self, row: int, column: int) -> float:
+        """One entry of A."""
+        return float(self.pull_coordinates(unit(self.problem.outputs.size, row))[column])
+
+
+class ForwardMap(_QuietMap):
+    """u -> J u by forward mode."""
+
+    label = "forward mode"
+    _matrix: np.ndarray | None = None
+
+    def apply(self, direction: list[Tensor]) -> list[Tensor]:
+        """J u, zeros where an output has no tangent."""
+        return self.push(range(len(direction)), direction)
+
+    def push(self, chosen: Sequence[int], tangents: list[Tensor]) -> list[Tensor]:
+        """The same with tangents for some of the inputs only."""
+        problem = self.problem
+        if problem.closes_over:
+            raise UnsupportedError(
+                "the function uses tensors from outside in place of its inputs, which forward mode does not "
+                "see; pass them as arguments"
+            )
+        if layouts := problem.inputs.sparse_layouts:
+            raise UnsupportedError(
+                f"torch has no forward mode for inputs of layout {', '.join(layouts)}: such a tensor takes "
+                "no tangent"
+            )
+
+        def run(leaves: list[Tensor]) -> Evaluation:
+            outputs, _ = flatten(problem.call(leaves))
+            return Evaluation([outputs[i] for i in problem.kept], problem.spec, [], None)
+
+        primals = [variable.detach() for variable in problem.variables]
+        try:
+            pushed = forward.push(run, primals, chosen, tangents)
+        except NotImplementedError as error:
+            operation = missing_forward_rule(error) or missing_kernel(error)
+            if operation is None:
+                raise
+            names = graph.functions_without("jvp", problem.graph_outputs)
+            if "custom" in operation and names:
+                raise UnsupportedError(
+                    f"{', '.join(names)} defines no jvp, which forward mode needs; define it, or leave "
+                    "check_forward_ad out"
+                ) from error
+            raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
+        filled = zip(problem.outputs.places, pushed.filled(), strict=True)
+        return [place.strided(tangent.detach()) for place, tangent in filled]
+
+    def coordinates(self, pushed: list[Tensor]) -> Tensor:
+        """Tangents of the outputs in coordinates."""
+        return graph.written_out(self.problem.outputs.coordinates(pushed)).clone()
+
+    def push_coordinates(self, tangent: Tensor) -> Tensor:
+        """A push from and to coordinates."""
+        return self.coordinates(self.apply(self.problem.inputs.from_coords(tangent.clone())))
+
+    @lazy
+    def mixed(self) -> np.ndarray:
+        """v^T A for each random cotangent."""
+        return self.cotangents @ self.columns(np.arange(self.problem.inputs.size))
+
+    @property
+    def sensitivity(self) -> np.ndarray:
+        """Not known without a push along each coordinate."""
+        return np.zeros(self.problem.inputs.size)
+
+    def mixed_along(self, moves: np.ndarray) -> np.ndarray:
+        """v^T A u for each random cotangent and each u."""
+        images = [self.push_coordinates(torch.from_numpy(move)).numpy() for move in moves]
+        return self.cotangents @ np.stack(images).T
+
+    def columns(self, which: np.ndarray) -> np.ndarray:
+        """These columns of A; once all of them are known, they are kept."""
+        if self._matrix is not None:
+            return self._matrix[:, which]
+        matrix = self._columns(which)
+        if len(which) == self.problem.inputs.size:
+            self._matrix = matrix
+        return matrix
+
+    def _columns(self, which: np.ndarray) -> np.ndarray:
+        height, width = self.problem.shape
+        matrix = np.empty((height, len(which)))
+        for start in range(0, len(which), self.chunk):
+            some = which[start : start + self.chunk]
+            basis = torch.zeros(len(some), width, dtype=torch.float64)
+            basis[torch.arange(len(some)), torch.from_numpy(some)] = 1.0
+            images = self.apply_batch(self.problem.inputs.from_coords(basis))
+            block = graph.written_out(self.problem.outputs.stack_to_coords(images).cpu())
+            matrix[:, start : start + len(some)] = block.numpy().T
+        return matrix
+
+    def entry(self, row: int, column: int) -> float:
+        """One entry of A."""
+        return float(self.push_coordinates(unit(self.problem.inputs.size, column))[row])
+
+
+class ZeroMap(_QuietMap):
+    """The derivative of a function whose outputs have no graph: zero."""
+
+    label = "an output without a graph"
+
+    @lazy
+    def mixed(self) -> np.ndarray:
+        """Zero."""
+        return np.zeros((len(self.cotangents), self.problem.inputs.size))
+
+    @property
+    def sensitivity(self) -> np.ndarray:
+        """Zero."""
+        return np.zeros(self.problem.inputs.size)
+
+    def mixed_along(self, moves: np.ndarray) -> np.ndarray:
+        """Zero."""
+        return np.zeros((len(self.cotangents), len(moves)))
+
+    def columns(self, which: np.ndarray) -> np.ndarray:
+        """Zero."""
+        return np.zeros((self.problem.outputs.size, len(which)))
+
+    def entry(self, row: int, column: int) -> float:
+        """Zero."""
+        return 0.0

@@ -1,0 +1,69 @@
+"""The tuned numbers of a check, each with its reason.
+
+They are read as `constants.NAME` wherever they are used, so that a test can move one and see what follows.
+"""
+
+from __future__ import annotations
+
+# What a look compares.
+
+SHARE = 0.02
+"""The share of an entry's tolerance by which a cell of a look may be off.
+
+A cell adds up entries; two wrong ones have to cancel to within this share to be missed.
+"""
+
+ROUNDING = 1.0
+"""How many units in the last place a computed output is off, as a standard deviation."""
+
+PROBES = 2
+"""Random directions of fast mode. One shows any single wrong entry; two wrong ones have to cancel in both."""
+
+SCALE = 1024.0
+"""By what a cotangent is divided to see whether the pullback scales with it; a power of two rounds nothing."""
+
+# The steps.
+
+LONGEST = 4096
+"""How much longer than `eps` a step is at most where rounding hides an entry: the truncation error of a
+central difference grows with the square of it."""
+
+# The judge.
+
+SHORTER = 64
+"""How much shorter the next step is where the truncation error exceeds the noise: 6th order, so the error
+falls by eleven digits, while the noise grows by two."""
+
+LENGTHS = 5
+"""How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `WIDEST`."""
+
+WIDEST = 2.0**-5
+"""The longest step of the judge, in units of max(1, |x|)."""
+
+SIGMAS = 4.0
+"""A difference is known to this many standard deviations of its noise: one in 16,000 is further off."""
+
+GAP = 0.7
+"""The gap between one-sided slopes is in proportion to the step where the function is smooth, and does not
+shrink at a kink: between two lengths it has to keep this share of itself."""
+
+# What a check may take.
+
+EXTRA_RUNS = 50
+"""Runs of the function beyond its looks that a check takes to be sure of a verdict: to halve 2,000 columns (22)
+and judge two of them (12 each)."""
+
+BATCH_BYTES = 100 * 2**20
+"""Memory of one batch of evaluations beside what a single one takes."""
+
+BATCH_NUMBERS = 1 << 19
+"""Numbers of input and output in one batch: beyond what a cache holds, larger batches are slower."""
+
+FEW_NUMBERS = 1 << 13
+"""Up to this many numbers, one batch of single columns costs less than finding out which axes are aligned."""
+
+KEPT_NUMBERS = 1 << 22
+"""Numbers of differences that are kept for a second look: 32 MB."""
+
+NAMED = 8
+"""How many wrong entries a report names."""

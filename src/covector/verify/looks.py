@@ -1,0 +1,234 @@
+"""Looks: which columns of a Jacobian are moved together, and who owns each cell of the answer.
+
+Along a group of columns the function is differenced once. The answer is mixed by random cotangents v and
+gathered into cells; a cell should be v^T A e for the column that owns it, times the step of that column. In
+each look a wrong entry disturbs some cell by at least its own error times the step:
+
+- `singles`: every column by itself. One cell, owned by the column.
+- `signs`: all columns at once, by random weights. One cell, owned by all of them.
+- `axes`: all indices along an axis of an input at once, where the output at index k of some axis depends on
+  the input at index k alone. One cell for each index, owned by the column with that index. Entries that break
+  this assumption disturb the cells of other columns, so it may be guessed, and is tested by the look itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from covector._chart import AnyPlace, Chart, Sampled
+from covector.verify import constants
+from covector.verify.analytic import Analytic
+from covector.verify.numeric import Numeric
+from covector.verify.problem import Problem
+from covector.verify.vectors import weights
+
+# The share of the largest change of an output below which an element counts as not moved.
+_UNMOVED = 1e-6
+
+# Axes[i] says which axis of each output axis i of the input is aligned with.
+Axes = dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Groups of columns, the step of each column in its group, and how an answer is gathered into cells."""
+
+    name: str
+    groups: np.ndarray
+    """The columns that are moved together, a row for each group."""
+    weights: np.ndarray
+    """Of each column in its group, in units of the step of the column."""
+    size: int
+    """How many columns there are in all."""
+    gathered: Callable[[np.ndarray], np.ndarray] | None = None
+    """The sums of numbers of each output, in rows, for each cell; None: one cell for all."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def shared(self) -> bool:
+        """Whether one cell belongs to all columns of a group."""
+        return self.gathered is None and self.groups.shape[1] > 1
+
+    def part(self, some: np.ndarray | slice) -> Look:
+        """Some of the groups."""
+        return replace(self, groups=self.groups[some], weights=self.weights[some])
+
+    def steps(self, numeric: Numeric, length: float) -> np.ndarray:
+        """The steps that are really made: a point is rounded."""
+        made = numeric.steps.array(numeric.eps * length)[self.groups] * self.weights
+        if self.groups.shape[1] == 1 and length == 1:
+            return made
+        return numeric.steps.made_at(self.groups, made)
+
+    def moves(self, steps: np.ndarray) -> np.ndarray:
+        """The moves of all coordinates, a row for each group."""
+        moves = np.zeros((len(self), self.size))
+        moves[np.arange(len(self))[:, None], self.groups] = steps
+        return moves
+
+    def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
+        """The differences of the outputs, a row for each group."""
+        if self.groups.shape[1] == 1:
+            return numeric.singly(self.groups[:, 0], steps[:, 0])
+        return numeric.differences(self.moves(steps))
+
+    def cells(self, cotangents: np.ndarray, differences: np.ndarray) -> np.ndarray:
+        """Differences as cells: cotangent, group, cell."""
+        if self.gathered is None:
+            return (cotangents @ differences.T)[:, :, None]
+        mixed = cotangents[:, None] * differences
+        rows = self.gathered(mixed.reshape(-1, differences.shape[1]))
+        return rows.reshape(len(cotangents), len(differences), -1)
+
+    def expected(self, analytic: Analytic, steps: np.ndarray) -> np.ndarray:
+        """What the derivative says that the cells are."""
+        if self.shared:
+            return analytic.mixed_along(self.moves(steps))[:, :, None]
+        return analytic.mixed[:, self.groups] * steps
+
+    def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
+        """The rounding error of the cells, as a standard deviation: of the outputs and of the points."""
+        problem = numeric.problem
+        with np.errstate(all="ignore"):
+            squares = np.square(analytic.cotangents[:1] * numeric.noise)
+            of_outputs = squares.sum(1) if self.gathered is None else self.gathered(squares)[0]
+            moved = np.square(problem.point * analytic.sensitivity)[self.groups]
+            # Of x + s and x - s only the first is exact.
+            of_points = problem.rounding * np.sqrt(moved.sum(1, keepdims=True) if self.shared else moved)
+        return np.sqrt(of_outputs) + of_points
+
+    def least(self, steps: np.ndarray) -> np.ndarray:
+        """The smallest step of each group: a wrong entry may belong to any of its columns."""
+        return abs(steps).min(1, keepdims=True)
+
+
+def singles(size: int) -> Look:
+    """Every column by itself."""
+    return Look("singles", np.arange(size)[:, None], np.ones((size, 1)), size)
+
+
+def signs(size: int, count: int, seed: int) -> Look:
+    """All columns at once, along random directions."""
+    along = weights(count * size, seed + 1).numpy().reshape(count, size)
+    return Look("signs", np.tile(np.arange(size), (count, 1)), along, size)
+
+
+# Aligned axes.
+
+
+def may_align(problem: Problem) -> bool:
+    """Whether, as far as shapes tell, aligned axes can halve the number of groups."""
+    charts = (problem.inputs, problem.outputs)
+    if not all(isinstance(chart, Chart) and chart.can_batch for chart in charts):
+        return False
+    count = 0
+    for place in _places(problem.inputs):
+        free = [list(output.shape) for output in _places(problem.outputs)]
+        groups = prod(place.real_shape[len(place.shape) :])
+        for size in place.shape:
+            if all(size in sizes for sizes in free):
+                for sizes in free:
+                    sizes.remove(size)
+            else:
+                groups *= size
+        count += groups
+    return 2 * count <= problem.inputs.size
+
+
+def axes(numeric: Numeric, seed: int) -> list[Look]:
+    """A look for each input, by the alignments that show when one slice along each of its axes is moved."""
+    problem = numeric.problem
+    step = numeric.steps.array(numeric.eps)
+    slices = list(_slices(problem))
+    points = np.repeat(problem.point[None], len(slices), axis=0)
+    for point, (place, axis, index) in zip(points, slices, strict=True):
+        part = point[place.start : place.stop].reshape(place.real_shape)
+        sizes = step[place.start : place.stop].reshape(place.real_shape)
+        at = (slice(None),) * axis + (index,)
+        part[at] += sizes[at]
+    numeric.limit += len(points)
+    with np.errstate(all="ignore"):
+        changes = abs(numeric.at(points) - problem.value)
+    inputs, outputs = _places(problem.inputs), tuple(_places(problem.outputs))
+    aligned: dict[int, Axes] = {place.start: {} for place in inputs}
+    for change, (place, axis, index) in zip(changes, slices, strict=True):
+        match = _match(change, outputs, place, axis, index, aligned[place.start])
+        if match is not None:
+            aligned[place.start][axis] = match
+    drawn = weights(problem.inputs.size, seed + 1).numpy()
+    return [_of_input(place, aligned[place.start], outputs, drawn) for place in inputs]
+
+
+def _of_input(place: AnyPlace, aligned: Axes, outputs: tuple[AnyPlace, ...], drawn: np.ndarray) -> Look:
+    """The look that moves all indices of the aligned axes of one input at once."""
+    shape = place.real_shape
+    others = [axis for axis in range(len(shape)) if axis not in aligned]
+    coordinates = np.arange(place.start, place.stop).reshape(shape).transpose([*others, *aligned])
+    groups = coordinates.reshape(prod(shape[axis] for axis in others), -1)
+    if groups.shape[1] == 1:
+        return Look("singles", groups, np.ones(groups.shape), len(drawn))
+    return Look("axes", groups, drawn[groups], len(drawn), partial(_summed_along, aligned, outputs))
+
+
+def _summed_along(aligned: Axes, outputs: tuple[AnyPlace, ...], values: np.ndarray) -> np.ndarray:
+    """Rows of numbers, one for each output coordinate: their sums for each index of the aligned axes."""
+    sums = []
+    for which, place in enumerate(outputs):
+        part, shape = values[:, place.start : place.stop], place.real_shape
+        kept = [of[which] + 1 for of in aligned.values()]
+        summed = [axis + 1 for axis in range(len(shape)) if axis + 1 not in kept]
+        if summed or kept != sorted(kept):
+            rows = part.reshape(-1, *shape).transpose([0, *kept, *summed])
+            part = rows.reshape(len(rows), -1, prod(shape[axis - 1] for axis in summed)).sum(2)
+        sums.append(part)
+    return sums[0] if len(sums) == 1 else np.sum(sums, axis=0)
+
+
+def _places(chart: Chart | Sampled) -> list[AnyPlace]:
+    """The places that have elements."""
+    return [place for place in chart.places if place.stop > place.start]
+
+
+def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
+    """An input, an axis of it, and an index along that axis."""
+    for place in _places(problem.inputs):
+        for axis, size in enumerate(place.shape):
+            if size > 1:
+                yield place, axis, size // 2
+
+
+def _match(
+    change: np.ndarray, outputs: Sequence[AnyPlace], place: AnyPlace, axis: int, index: int, taken: Axes
+) -> tuple[int, ...] | None:
+    """An axis of each output along which nothing but this index has moved: the one of broadcasting first."""
+    found = []
+    for which, output in enumerate(outputs):
+        used = [of[which] for of in taken.values()]
+        free = [n for n, size in enumerate(output.shape) if size == place.shape[axis] and n not in used]
+        free.sort(key=lambda n: n - len(output.shape) != axis - len(place.shape))
+        part = change[output.start : output.stop].reshape(output.real_shape)
+        moved = np.nonzero(part > _UNMOVED * part.max(initial=0.0))
+        only = next((n for n in free if (moved[n] == index).all()), None)
+        if only is None:
+            return None
+        found.append(only)
+    return tuple(found)
+
+
+def ladder(numeric: Numeric, fast: bool, probes: int, seed: int) -> Iterator[list[Look]]:
+    """The looks in the order of their price; the next ones are made if those before could not decide."""
+    height, width = numeric.problem.shape
+    if fast and 2 * probes < 2 * width:
+        yield [signs(width, probes, seed)]
+    if width * (width + height) > constants.FEW_NUMBERS and may_align(numeric.problem):
+        looks = axes(numeric, seed)
+        if 2 * sum(map(len, looks)) <= width:
+            yield looks
+    yield [singles(width)]

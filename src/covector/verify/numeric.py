@@ -1,0 +1,237 @@
+"""The differences of the function, as a linear map with noise; the only caller of it away from the point.
+
+A single evaluation is the truth. A batch is a guess about how the function behaves under vmap: it is used
+after it gave the known value at the point, and agreed with a single evaluation with every input moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covector._chart import ShapeChange, is_sparse
+from covector._engine import graph
+from covector._engine.batch import batched
+from covector._engine.levels import GradMode
+from covector._engine.memory import Watch
+from covector._lazy import lazy
+from covector.errors import ResourceError
+from covector.verify import constants
+from covector.verify.problem import Problem
+from covector.verify.steps import Steps
+from covector.verify.vectors import weights
+
+# How far a batch may be from a single evaluation: in units of rounding, and as a share of how far the
+# function has moved from its value at the point.
+_BATCH_ROUNDING = 1e3
+_BATCH_SHARE = 1e-3
+
+# Up to this many points, a batch takes longer than single evaluations.
+_FEW_POINTS = 4
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class BudgetSpent(Exception):
+    """The check has run the function as often as it may."""
+
+
+class Numeric:
+    """Evaluations and differences of a problem's function, within a number of runs and of bytes."""
+
+    def __init__(self, problem: Problem, eps: float, seed: int = 0, batch_bytes: int | None = None) -> None:
+        self.problem = problem
+        self.steps = Steps(problem.point)
+        # Of a function in low precision, steps are chosen for that.
+        self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
+        self.limit = problem.runs + constants.EXTRA_RUNS
+        self.truncation = 0.0
+        """What share of a slope a difference with the usual step was found to be off by."""
+        self.refusal: BaseException | None = None
+        self._bytes = constants.BATCH_BYTES if batch_bytes is None else batch_bytes
+        self._seed = seed
+        self._kept: np.ndarray | None = None
+        self._known = np.zeros(0, dtype=bool)
+        self._trusted: bool | None = None if self._stackable else False
+
+    @property
+    def _stackable(self) -> bool:
+        problem = self.problem
+        plain = all(type(tensor) in _PLAIN for tensor in problem.originals)
+        sparse = any(isinstance(leaf, Tensor) and is_sparse(leaf) for leaf in problem.arguments.leaves)
+        return plain and not sparse and not problem.closes_over and problem.outputs.can_batch
+
+    @property
+    def batches(self) -> bool:
+        """Whether many points can be evaluated at once, as far as is known."""
+        return self._trusted is not False
+
+    @lazy
+    def noise(self) -> np.ndarray:
+        """The rounding error of each output, as a standard deviation."""
+        with np.errstate(all="ignore"):
+            size = np.where(np.isfinite(self.problem.value), abs(self.problem.value), 0.0)
+        return constants.ROUNDING * self.problem.rounding * size
+
+    # Evaluations.
+
+    def at(self, points: np.ndarray) -> np.ndarray:
+        """The outputs at these points, a row for each; NaN where the function raises."""
+        if self.problem.runs + len(points) > self.limit:
+            raise BudgetSpent
+        if len(points) > _FEW_POINTS and self.batches:
+            try:
+                rows = self._in_batches(points)
+            except Exception:  # whatever it was, single evaluations work or tell
+                rows = None
+            if rows is not None:
+                return rows
+            self._trusted = False
+        return self._one_by_one(points)
+
+    def _in_batches(self, points: np.ndarray) -> np.ndarray | None:
+        """The outputs at these points, evaluated at once; None if that is not what single ones give."""
+        if self._trusted:
+            return np.concatenate([self._batch(chunk) for chunk in self._chunks(points)])
+        problem = self.problem
+        scaled = self.steps.array(self.eps) * weights(problem.inputs.size, self._seed + 1).numpy()
+        moved = problem.point + self.steps.made(scaled)
+        alone, before = self._measured(moved), problem.runs
+        probed = np.concatenate([problem.point[None], moved[None], points])
+        rows = np.concatenate([self._batch(chunk) for chunk in self._chunks(probed)])
+        with np.errstate(all="ignore"):
+            slack = _BATCH_ROUNDING * problem.rounding * (1 + abs(problem.value))
+            self._trusted = _within(rows[0], problem.value, slack) and _within(
+                rows[1], alone, slack + _BATCH_SHARE * abs(alone - problem.value)
+            )
+        if self._trusted:
+            return rows[2:]
+        self.limit += problem.runs - before  # what was evaluated in vain
+        return None
+
+    def _one_by_one(self, points: np.ndarray) -> np.ndarray:
+        rows = np.empty((len(points), self.problem.outputs.size))
+        for row, point in zip(rows, points, strict=True):
+            row[:] = self.single(point)
+        return rows
+
+    def single(self, point: np.ndarray) -> np.ndarray:
+        """The outputs at one point; NaN if the function raises there, which is outside of its domain."""
+        try:
+            return self.problem.evaluate(point)
+        except ShapeChange:
+            raise
+        except Exception as error:
+            if error is not self.problem.raised:
+                raise
+            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                raise ResourceError(
+                    f"{self.problem.caller}: the function ran out of memory: {error}"
+                ) from error
+            self.refusal, self.problem.raised = error, None
+            return np.full(self.problem.outputs.size, np.nan)
+
+    def _measured(self, point: np.ndarray) -> np.ndarray:
+        """The outputs at one point, and what the run takes in memory, unless the graph tells enough."""
+        large = 2 * self.problem.inputs.size * self._run_bytes > self._bytes
+        if not large and not graph.through_custom(self.problem.reached.inner):
+            return self.single(point)
+        with Watch() as watch:
+            outputs = self.single(point)
+        self._run_bytes = max(1, watch.peak)
+        return outputs
+
+    def _batch(self, points: np.ndarray) -> np.ndarray:
+        problem = self.problem
+        stacks = [stack.contiguous() for stack in problem.chart.from_coords(torch.from_numpy(points))]
+        before = problem.runs
+        with GradMode(enabled=False):
+            values = batched(problem.outputs_of, stacks, "same")
+        problem.runs = before + len(points)
+        rows = problem.outputs.stack_to_coords(values).cpu().numpy()
+        if len(rows) != len(points):
+            raise ValueError("a batching rule lost points")
+        return rows
+
+    # Memory.
+
+    @lazy
+    def _run_bytes(self) -> int:
+        """What one run takes at most: every tensor in its graph."""
+        return 8 * sum(self.problem.shape) + graph.size_in_bytes(self.problem.reached.inner)
+
+    def chunk(self) -> int:
+        """How many points are evaluated at once."""
+        if self._trusted is False:
+            return 1
+        numbers = constants.BATCH_NUMBERS // max(1, sum(self.problem.shape))
+        return max(1, min(numbers, self._bytes // self._run_bytes))
+
+    def _chunks(self, points: np.ndarray) -> Iterator[np.ndarray]:
+        size = self.chunk()
+        return (points[start : start + size] for start in range(0, len(points), size))
+
+    # Differences.
+
+    def differences(self, moves: np.ndarray) -> np.ndarray:
+        """(f(x + s) - f(x - s)) / 2 for every row s."""
+        plus, minus = self.sides(moves)
+        with np.errstate(all="ignore"):
+            halved = 0.5 * (plus - minus)
+        return np.where(plus == minus, 0.0, halved)  # infinity that does not move
+
+    def sides(self, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """F(x + s) and f(x - s) for every row s."""
+        here = self.problem.point
+        values = self.at(np.concatenate([here + moves, here - moves]))
+        return values[: len(moves)], values[len(moves) :]
+
+    def singly(self, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Differences along single coordinates; those of the usual step are kept, where memory allows."""
+        usual = np.array_equal(steps, self.steps.array(self.eps)[columns])
+        if usual and self._kept is not None and bool(self._known[columns].all()):
+            return self._kept[columns]
+        moves = np.zeros((len(columns), self.problem.inputs.size))
+        moves[np.arange(len(columns)), columns] = steps
+        differences = self.differences(moves)
+        height, width = self.problem.shape
+        if usual and height * width <= constants.KEPT_NUMBERS:
+            if self._kept is None:
+                self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
+            self._kept[columns], self._known[columns] = differences, True
+        return differences
+
+    @property
+    def knows_columns(self) -> bool:
+        """Whether every column was differenced by itself, and kept."""
+        return self._kept is not None and bool(self._known.all())
+
+    def columns(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Slopes along these coordinates, and how far off they may be: output, coordinate."""
+        steps = self.steps.array(self.eps)[which]
+        size = max(1, self.chunk() // 2)
+        spans = [slice(start, start + size) for start in range(0, len(which), size)]
+        parts = [self.singly(which[span], steps[span]) for span in spans]
+        differences = np.concatenate(parts) if parts else np.zeros((0, self.problem.outputs.size))
+        with np.errstate(all="ignore"):
+            slopes = (differences / steps[:, None]).T
+            noise = constants.SIGMAS * self.noise[:, None] / abs(steps)
+        return slopes, noise + 2 * self.truncation * abs(slopes)
+
+    def stencil(self, column: int, step: float) -> np.ndarray:
+        """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
+        problem = self.problem
+        if problem.runs + 6 > self.limit:
+            raise BudgetSpent
+        points = np.repeat(problem.point[None], 6, axis=0)
+        points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
+        rows = self._one_by_one(points)
+        return np.concatenate([rows[:3], problem.value[None], rows[3:]])
+
+
+def _within(got: np.ndarray, expected: np.ndarray, slack: np.ndarray) -> bool:
+    same = (abs(got - expected) <= slack) | (got == expected) | (np.isnan(got) & np.isnan(expected))
+    return bool(same.all())

@@ -1,0 +1,152 @@
+"""One run of a check: the problem, its derivatives and differences, and what was decided about each mode."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covector._chart import Sampled
+from covector._lazy import lazy
+from covector.verify import constants
+from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
+from covector.verify.decide import Decision, Verdict
+from covector.verify.finding import Outcome
+from covector.verify.numeric import Numeric
+from covector.verify.precision import held_against
+from covector.verify.problem import Problem
+from covector.verify.tolerance import Tolerance
+from covector.verify.vectors import weights
+
+
+class Options(NamedTuple):
+    """What is to be checked, and how."""
+
+    tol: Tolerance
+    fast: bool = False
+    probes: int = constants.PROBES
+    max_entries: int | None = None
+    nondet_tol: float = 0.0
+    reverse: bool = True
+    forward: bool = False
+    undefined: bool = True
+    masked: bool = False
+    dtypes: bool = False
+    batched: bool = False
+    batched_forward: bool = False
+    seed: int = 0
+    max_memory: int | None = None
+    brief: bool = False
+    """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
+
+
+# What each look is called in a report.
+_LOOKS = {
+    "signs": "along random directions",
+    "axes": "along aligned axes",
+    "singles": "column by column",
+}
+
+
+class CheckRun:
+    """A problem, the derivatives of it that several checks need, and the verdict on each mode."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options = problem, options
+        self.above = problem.lifted() if problem.low_precision else None
+        """The same function in double precision, if the caller's has less."""
+        self.differenced = problem if self.above is None else self.above
+        self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
+        self.reverse = ReverseMap(problem, options.seed)
+        self.forward = ForwardMap(problem, options.seed)
+        self.verdicts: dict[str, Verdict] = {}
+        """By the label of the derivative."""
+        self.raised: BaseException | None = None
+
+    @property
+    def runs(self) -> int:
+        """How often the function was run."""
+        return self.problem.runs + (0 if self.above is None else self.above.runs)
+
+    @property
+    def reverse_verdict(self) -> Verdict:
+        """Reverse mode against differences."""
+        return self._verdict(self.reverse)
+
+    @property
+    def forward_verdict(self) -> Verdict:
+        """Forward mode against differences."""
+        return self._verdict(self.forward)
+
+    @property
+    def zero_verdict(self) -> Verdict:
+        """That every derivative is zero, where no output has a graph."""
+        return self._verdict(ZeroMap(self.problem, self.options.seed))
+
+    def _verdict(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
+        """What was decided about a derivative; decided once."""
+        if analytic.label not in self.verdicts:
+            self.verdicts[analytic.label] = self._decide(analytic)
+        return self.verdicts[analytic.label]
+
+    def _decide(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
+        if isinstance(analytic, ZeroMap):
+            return self._against_differences(analytic, self.options.tol._replace(atol=1e-12, rtol=0.0))
+        if self.above is None:
+            return self._against_differences(analytic, self.options.tol)
+        precise = type(analytic)(self.above, self.options.seed)
+        verdict = self._against_differences(precise, self.options.tol)
+        if verdict.outcome is not Outcome.PASSED:
+            return verdict
+        return held_against(analytic, precise, verdict, self.options.tol)
+
+    def _against_differences(self, analytic: Analytic, tol: Tolerance) -> Verdict:
+        options = self.options
+        decision = Decision(self.numeric, analytic, tol)
+        return decision.run(fast=options.fast, probes=options.probes, seed=options.seed)
+
+    @property
+    def method(self) -> str:
+        """What was looked at, and how large an error would have shown."""
+        problem, seed = self.problem, self.options.seed
+        size = f"{problem.outputs.size} x {problem.inputs.size} entries"
+        if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
+            size = f"a random sample of {size}, seed {seed}"
+        verdicts = [verdict for verdict in (self.verdicts.values()) if verdict.looks]
+        if not verdicts:
+            return size
+        looks = ", then ".join(dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks))
+        text = f"{size} {looks}, step {self.numeric.eps:.2g}"
+        if verdicts[-1].outcome is not Outcome.PASSED:
+            return text
+        shown = f"{text}; an error above {max(v.visible for v in verdicts):.1g} in any entry would have shown"
+        if any(verdict.looks[-1] == "signs" for verdict in verdicts):
+            shown += f", unless several cancel along every direction (seed {seed})"
+        return shown
+
+    def close(self, got: Tensor, expected: Tensor, size: Tensor) -> bool:
+        """Equal by the tolerance, relative to the size of what was added up; NaN tells nothing here."""
+        rtol, atol = self.options.tol.rtol, self.options.tol.atol + self.options.nondet_tol
+        allowed = (rtol + 16 * self.problem.rounding) * size + atol
+        off = (got - expected).abs() <= allowed
+        return bool((off | got.isnan() | expected.isnan() | ~size.isfinite()).all())
+
+    @lazy
+    def homogeneous(self) -> bool:
+        """Whether the pullback scales with the cotangent."""
+        got, expected = self.reverse.shrunk, self.reverse.pulled_coordinates
+        if torch.equal(got, expected) or self.problem.low_precision:
+            return True
+        return self.close(got, expected, expected.abs() + 1)
+
+    @lazy
+    def additive(self) -> bool:
+        """Whether the pullback of a sum of two cotangents is the sum of their pullbacks."""
+        if self.problem.low_precision:
+            return True
+        reverse, chart = self.reverse, self.problem.outputs
+        other = weights(chart.size, self.options.seed + 1)
+        apart, mine = reverse.pull_coordinates(other), reverse.pulled_coordinates
+        got = reverse.pull_coordinates(torch.from_numpy(reverse.cotangents[0]) + other)
+        return reverse.linear and self.close(got, apart + mine, apart.abs() + mine.abs() + chart.size**0.5)
