@@ -131,8 +131,8 @@ def calls_of(function, *shapes):
     return report.evaluations
 
 
-# The graph, an evaluation with every input moved, and in batches the point, that one again, a slice along each
-# axis, and two differences for each group.
+# The graph, an evaluation with every input moved, and in batches the point, that one again, a slice along
+# each axis, and two differences for each group.
 
 
 def test_an_elementwise_function_takes_few_runs():

@@ -1151,7 +1151,7 @@ def test_a_wide_step_that_the_function_refuses(at):
 
 
 def test_a_near_step_that_the_function_refuses():
-    """Where the look leaves the domain, shorter steps are taken; what the function raises there is no answer."""
+    """Where the look leaves the domain, shorter steps are taken."""
     x = torch.tensor([1e-9, 0.7], dtype=torch.float64, requires_grad=True)
     assert covector.check(lambda x: Refusing.apply(x, 1.0), x).outcome is PASSED
     assert covector.check(lambda x: Refusing.apply(x, 2.0), x).outcome is FAILED

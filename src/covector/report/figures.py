@@ -49,9 +49,9 @@ class Source:
         run = self.run
         mode = _mode(run, findings)
         named = [m for f in findings for m in f.mismatches if f.check == mode or mode == "no derivative"]
-        run.numeric.limit = _UNLIMITED
         with self.unchanged(), quiet():
             jacobians = gather(run, mode, named, PAGE)
+            run.numeric.limit = _UNLIMITED
             pairs = pairs_of(jacobians)
             suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
             scans = [

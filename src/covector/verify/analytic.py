@@ -212,6 +212,7 @@ class ForwardMap(_QuietMap):
 
     label = "forward mode"
     _matrix: np.ndarray | None = None
+    _pushed: tuple[np.ndarray, np.ndarray] | None = None
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J u, zeros where an output has no tangent."""
@@ -272,8 +273,23 @@ class ForwardMap(_QuietMap):
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
-        images = [self.push_coordinates(torch.from_numpy(move)).numpy() for move in moves]
-        return self.cotangents @ np.stack(images).T
+        images = np.stack([self.push_coordinates(torch.from_numpy(move)).numpy() for move in moves])
+        self._pushed = self._pushed or (moves, images)
+        return self.cotangents @ images.T
+
+    def sum_of_pushes(self, tangent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A tangent, its image as a sum of images that are known, and the size of what was added up.
+
+        It is this tangent where all of A is known, else a multiple of the sum of the first that were pushed.
+        """
+        if self._matrix is not None:
+            return tangent, self._matrix @ tangent, abs(self._matrix) @ abs(tangent)
+        if self._pushed is None:
+            self.mixed_along(np.stack([tangent, tangent[::-1]]))
+        assert self._pushed is not None
+        moves, images = self._pushed
+        scale = 1.0 / max(abs(moves).max(initial=0.0), 1e-300)
+        return scale * moves.sum(0), scale * images.sum(0), scale * abs(images).sum(0)
 
     def columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A; once all of them are known, they are kept."""

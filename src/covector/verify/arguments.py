@@ -13,8 +13,8 @@ from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
 from covector.transforms._door import summary
 from covector.transforms.module import as_function
-from covector.verify.run import Options
 from covector.verify.leaves import is_differentiable
+from covector.verify.run import Options
 
 _INFINITY = float("inf")
 

@@ -20,7 +20,7 @@ PROBES = 2
 """Random directions of fast mode. One shows any single wrong entry; two wrong ones have to cancel in both."""
 
 SCALE = 1024.0
-"""By what a cotangent is divided to see whether the pullback scales with it; a power of two rounds nothing."""
+"""By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing."""
 
 # The steps.
 
@@ -49,9 +49,10 @@ shrink at a kink: between two lengths it has to keep this share of itself."""
 
 # What a check may take.
 
-EXTRA_RUNS = 50
-"""Runs of the function beyond its looks that a check takes to be sure of a verdict: to halve 2,000 columns (22)
-and judge two of them (12 each)."""
+EXTRA_RUNS = 32
+"""Runs of the function that judging entries takes at most, beyond those of a look and of halving its groups:
+two columns with two or three stencils each. With a second difference of every suspect column, a check stays
+within torch's own number of runs and 60."""
 
 BATCH_BYTES = 100 * 2**20
 """Memory of one batch of evaluations beside what a single one takes."""

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from covector.verify.decide import Verdict
+    from covector.verify.record import Verdict
 
 
 class Outcome(StrEnum):

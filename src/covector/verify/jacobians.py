@@ -1,8 +1,8 @@
 """Both Jacobians side by side, whole or a sample of them: what diagnoses and pages are made from.
 
 A check looks at as little as it can. Once it has failed, or when somebody asks for a page, the numeric
-Jacobian is worth some more runs: up to some size all of it, beyond that the rows and columns of the mismatches
-with others spread evenly between them.
+Jacobian is worth some more runs: up to some size all of it, beyond that the rows and columns of the
+mismatches with others spread evenly between them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Budget:
         many = width if height * width <= self.entries else min(self.sample, width)
         if numeric.knows_columns:
             return many
-        left = 2 * width + self.runs - numeric.problem.runs
+        left = 2 * width + self.runs - numeric.runs
         return min(many, max(_FEW, left // 2))
 
 
@@ -123,7 +123,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         rows = _spread(height, count, [m.row for m in mismatches])
         columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(run, mode, rows, columns)
-    numeric.limit = problem.runs + 2 * columns.numel()
+    numeric.limit = numeric.runs + 2 * columns.numel()
     slopes, bounds = numeric.columns(columns.numpy())
     values, bound = (torch.from_numpy(matrix[rows.numpy()].copy()) for matrix in (slopes, bounds))
     allowed = tol.atol + tol.rtol * values.abs()

@@ -1,19 +1,19 @@
 """The judge of one entry: slopes with an error bound, from stencils of a few lengths.
 
-A stencil holds f at x + j h for j = -3 ... 3. With c_j = (f(x + jh) - f(x - jh)) / 2jh, the slope is
-(4 c_1 - c_2) / 3 up to h^4 and (15 c_1 - 6 c_2 + c_3) / 10 up to h^6 (Richardson extrapolation): the second is
-the estimate, and the difference of the two bounds its truncation error. The noise of f is what its differences
+A stencil holds f at x + j h for j = -3 ... 3. With c_j = (f(x + jh) - f(x - jh)) / 2jh, the slope is (4 c_1
+- c_2) / 3 up to h^4 and (15 c_1 - 6 c_2 + c_3) / 10 up to h^6 (Richardson extrapolation): the second is the
+estimate, and the difference of the two bounds its truncation error. The noise of f is what its differences
 of order 4, 5 and 6 hold, because those of a smooth function vanish with h^4 (More and Wild, Estimating
-computational noise, 2011); independent errors of size s make the k-th difference as large as s times the root
-of the binomial coefficient (2k, k), and the slope wrong by 1.09 s / h. A kink at x fills these differences too;
-third differences of either side do not see it, and so tell it from noise.
+computational noise, 2011); independent errors of size s make the k-th difference as large as s times the
+root of the binomial coefficient (2k, k), and the slope wrong by 1.09 s / h. A kink at x fills these
+differences too; third differences of either side do not see it, and so tell it from noise.
 
 The first stencil has the length of the look. Where truncation dominates, the function is not defined, or it
 seems to have a kink, the next one is shorter; where noise does, longer; else it is four times shorter, to
-confirm. What is narrower than the stencil looks like noise, so before a longer stencil a shorter one is tried:
-so short that the function moves no further than it was seen to, if the analytic value is right. If a slope shows
-in it, that is the scale of the function. Where it does not, as between the steps of a solver that stops at a
-tolerance, the short stencil tells nothing.
+confirm. What is narrower than the stencil looks like noise, so before a longer stencil a shorter one is
+tried: so short that the function moves no further than it was seen to, if the analytic value is right. If a
+slope shows in it, that is the scale of the function. Where it does not, as between the steps of a solver
+that stops at a tolerance, the short stencil tells nothing.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class Slopes:
         """Whether two stencils can both be right."""
         return bool(abs(self.value[row] - other.value[row]) <= self.bound[row] + other.bound[row])
 
+    def proves(self, row: int, value: float, tol: Tolerance) -> bool:
+        """Whether a derivative is as close as is allowed, and this slope known as well as that."""
+        allowed = tol.allowed(float(self.value[row]))
+        return bool(abs(value - self.value[row]) <= allowed and self.bound[row] <= allowed)
+
     def excludes(self, row: int, value: float, allowed: float) -> bool:
         """Whether a derivative is further off than is allowed, however wrong this slope may be."""
         return bool(abs(value - self.value[row]) > allowed + self.bound[row])
@@ -138,9 +143,6 @@ class ColumnJudgement:
     noise: np.ndarray
     """The size of the errors in each output, as far as it was measured."""
 
-    truncation: float
-    """What share of the slope a central difference with the step of the look was off by."""
-
     def best(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """The slopes of all outputs and their bounds, at the length that suits this one the best."""
         kept = _uncontradicted([s for s in self.slopes if np.isfinite(s.value[row])], row)
@@ -179,14 +181,13 @@ def judge(
         if not lengths.follow(slopes[-1], rows[0], analytic[0], tol):
             break
     slopes += pending
-    truncation = _truncation(slopes, rows[0])
+    numeric.truncation = max(numeric.truncation, _truncation(slopes, rows[0]))
     entries = tuple(
         decide_entry(numeric, slopes, row, column, value, tol)
         for row, value in zip(rows, analytic, strict=True)
     )
-    return ColumnJudgement(
-        entries, tuple(slopes), _plainest(slopes, rows[0], tol), _measured(slopes, numeric.noise), truncation
-    )
+    length, noise = _plainest(slopes, rows[0], tol), _measured(slopes, numeric.noise)
+    return ColumnJudgement(entries, tuple(slopes), length, noise)
 
 
 def _plainest(slopes: list[Slopes], row: int, tol: Tolerance) -> float:
@@ -242,14 +243,15 @@ class _Lengths:
         value, truncation, noise = slopes.value[row], slopes.truncation[row], slopes.noise[row]
         allowed = tol.allowed(value) if np.isfinite(value) else 0.0
         noisy, steep = noise > allowed / 8, truncation > max(noise, allowed / 8)
+        factor = min(constants.LONGEST, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGEST
+        longer = max(self._tried) * factor
         if not np.isfinite(value) or steep or slopes.bent[row] or (noisy and not self._tried_shorter):
             self._tried_shorter = True
-            wanted = [
-                min(slopes.length / constants.SHORTER, self._beside_zero, _reach(slopes, row, analytic))
-            ]
+            reach = _reach(slopes, row, analytic)
+            wanted = [min(slopes.length / constants.SHORTER, self._beside_zero, reach)]
+            wanted += [longer] if noisy else []
         elif noisy and not (slopes.length < max(self._tried) and slopes.resolves[row]):
-            factor = min(constants.LONGEST, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGEST
-            wanted = [max(self._tried) * factor]
+            wanted = [longer]
         else:
             wanted = [slopes.length / 4, slopes.length * 4]
         fresh = [length for length in map(self._clamped, wanted) if length not in self._tried]
@@ -271,12 +273,16 @@ def _settled(slopes: list[Slopes], row: int, analytic: float, tol: Tolerance) ->
     value, bound = last.value[row], last.bound[row]
     if not np.isfinite(value) or not _tells(last, slopes, row):
         return False
+    if not np.isfinite(analytic):
+        return True
     allowed = tol.allowed(value)
-    if abs(analytic - value) <= allowed and bound <= allowed:
+    if last.proves(row, analytic, tol):
         return True
     if len(slopes) > 2 and _kink(slopes, row) is not None:
         return True
-    return len(slopes) > 1 and bound <= allowed and _confirmed(slopes, row, analytic, tol)
+    return (
+        len(slopes) > 1 and bound <= allowed and _confirmed(_uncontradicted(slopes, row), row, analytic, tol)
+    )
 
 
 def _tells(one: Slopes, slopes: Sequence[Slopes], row: int) -> bool:
@@ -295,10 +301,12 @@ def _tells(one: Slopes, slopes: Sequence[Slopes], row: int) -> bool:
 
 
 def _uncontradicted(slopes: list[Slopes], row: int) -> list[Slopes]:
-    """The stencils that no shorter one contradicts: a longer one may have stepped over the function."""
+    """The stencils that no two shorter ones contradict: a longer one may have stepped over the function."""
     kept: list[Slopes] = []
     for one in sorted(slopes, key=lambda s: s.length):
-        if all(one.agrees(other, row) for other in kept):
+        sure = [other for other in kept if other.resolves[row]]
+        pairs = ((a, b) for i, a in enumerate(sure) for b in sure[i + 1 :] if a.agrees(b, row))
+        if not any(not one.agrees(a, row) and not one.agrees(b, row) for a, b in pairs):
             kept.append(one)
     return kept
 
@@ -317,7 +325,8 @@ def decide_entry(
     finite = [s for s in slopes if np.isfinite(s.value[row]) and np.isfinite(s.bound[row])]
     finite = _uncontradicted([s for s in finite if _tells(s, slopes, row)] or finite, row)
     usable = finite or slopes
-    best = min(usable, key=lambda s: s.bound[row] if s.bound[row] == s.bound[row] else np.inf)
+    right = [s for s in finite if s.proves(row, analytic, tol)]
+    best = min(right or usable, key=lambda s: s.bound[row] if s.bound[row] == s.bound[row] else np.inf)
     value, bound = float(best.value[row]), float(best.bound[row])
     allowed = tol.allowed(value)
     mismatch = Mismatch(entry, analytic, value, bound, allowed, row=row, column=column)
@@ -329,8 +338,7 @@ def decide_entry(
     if not finite or (not analytic_is_finite and _undefined(slopes)):
         side = "on one side" if any(s.some_finite[row] for s in slopes) else "around this point"
         return outcome(Outcome.INCONCLUSIVE, f"{OUTSIDE} {side}{_raised(numeric)}")
-    unmoved = analytic == value and best.moved[row] == 0
-    if unmoved or (abs(analytic - value) <= allowed and bound <= allowed):
+    if best.proves(row, analytic, tol) or (analytic == value and best.moved[row] == 0):
         return outcome(Outcome.PASSED)
     if not analytic_is_finite:
         return outcome(Outcome.FAILED, NOT_FINITE)

@@ -20,6 +20,7 @@ def locate_column(
     `which` is the cotangent that they disagree along, `off` by how much.
     """
     cotangent = analytic.cotangents[which]
+    numeric.limit += 2 * (len(columns) - 1).bit_length()
     while len(columns) > 1:
         half = len(columns) // 2
         moves = np.zeros((1, numeric.problem.inputs.size))

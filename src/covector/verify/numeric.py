@@ -47,7 +47,8 @@ class Numeric:
         self.steps = Steps(problem.point)
         # Of a function in low precision, steps are chosen for that.
         self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
-        self.limit = problem.runs + constants.EXTRA_RUNS
+        self.runs = 0
+        self.limit = constants.EXTRA_RUNS
         self.truncation = 0.0
         """What share of a slope a difference with the usual step was found to be off by."""
         self.refusal: BaseException | None = None
@@ -80,8 +81,7 @@ class Numeric:
 
     def at(self, points: np.ndarray) -> np.ndarray:
         """The outputs at these points, a row for each; NaN where the function raises."""
-        if self.problem.runs + len(points) > self.limit:
-            raise BudgetSpent
+        self._take(len(points))
         if len(points) > _FEW_POINTS and self.batches:
             try:
                 rows = self._in_batches(points)
@@ -92,6 +92,12 @@ class Numeric:
             self._trusted = False
         return self._one_by_one(points)
 
+    def _take(self, runs: int) -> None:
+        """Count runs of the function, unless there are too many."""
+        if self.runs + runs > self.limit:
+            raise BudgetSpent
+        self.runs += runs
+
     def _in_batches(self, points: np.ndarray) -> np.ndarray | None:
         """The outputs at these points, evaluated at once; None if that is not what single ones give."""
         if self._trusted:
@@ -99,7 +105,7 @@ class Numeric:
         problem = self.problem
         scaled = self.steps.array(self.eps) * weights(problem.inputs.size, self._seed + 1).numpy()
         moved = problem.point + self.steps.made(scaled)
-        alone, before = self._measured(moved), problem.runs
+        alone = self._measured(moved)
         probed = np.concatenate([problem.point[None], moved[None], points])
         rows = np.concatenate([self._batch(chunk) for chunk in self._chunks(probed)])
         with np.errstate(all="ignore"):
@@ -107,10 +113,7 @@ class Numeric:
             self._trusted = _within(rows[0], problem.value, slack) and _within(
                 rows[1], alone, slack + _BATCH_SHARE * abs(alone - problem.value)
             )
-        if self._trusted:
-            return rows[2:]
-        self.limit += problem.runs - before  # what was evaluated in vain
-        return None
+        return rows[2:] if self._trusted else None
 
     def _one_by_one(self, points: np.ndarray) -> np.ndarray:
         rows = np.empty((len(points), self.problem.outputs.size))
@@ -224,8 +227,7 @@ class Numeric:
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
         problem = self.problem
-        if problem.runs + 6 > self.limit:
-            raise BudgetSpent
+        self._take(6)
         points = np.repeat(problem.point[None], 6, axis=0)
         points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
         rows = self._one_by_one(points)

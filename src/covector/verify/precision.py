@@ -8,12 +8,12 @@ import numpy as np
 
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
-from covector.verify.decide import Verdict
 from covector.verify.finding import Entry, Mismatch, Outcome
+from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
 
-# How many units in the last place of the largest entry of a row the row may be off: what one cotangent gives is
-# rounded in proportion to its own largest number.
+# How many units in the last place of the largest entry of a row the row may be off: what one cotangent gives
+# is rounded in proportion to its own largest number.
 _ULPS = 32
 
 

@@ -57,6 +57,7 @@ class Problem:
         self.masked = masked
         self.runs = 0
         self.raised: BaseException | None = None
+        self.closes_over: bool = first is not None and first.closes_over
         self._first, self._most, self._seed, self._pure = first, max_entries, seed, False
         self.originals: list[Tensor] = arguments.primals()
         whole = Chart.around(self.originals, masked=masked)
@@ -72,7 +73,6 @@ class Problem:
             for index, leaf in enumerate(self._others):
                 if index not in chosen:
                     self._others[index] = guarded(leaf)
-        self.closes_over = first is not None and first.closes_over
         if not self.closes_over:
             self.closes_over = self._record_or_close_over()
         if self.closes_over:

@@ -11,11 +11,12 @@ from covector._chart import Sampled
 from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
-from covector.verify.decide import Decision, Verdict
+from covector.verify.decide import decide
 from covector.verify.finding import Outcome
 from covector.verify.numeric import Numeric
 from covector.verify.precision import held_against
 from covector.verify.problem import Problem
+from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import weights
 
@@ -102,9 +103,8 @@ class CheckRun:
         return held_against(analytic, precise, verdict, self.options.tol)
 
     def _against_differences(self, analytic: Analytic, tol: Tolerance) -> Verdict:
-        options = self.options
-        decision = Decision(self.numeric, analytic, tol)
-        return decision.run(fast=options.fast, probes=options.probes, seed=options.seed)
+        fast, probes, seed = self.options.fast, self.options.probes, self.options.seed
+        return decide(self.numeric, analytic, tol, fast=fast, probes=probes, seed=seed)
 
     @property
     def method(self) -> str:

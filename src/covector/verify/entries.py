@@ -1,0 +1,127 @@
+"""Columns that were differenced one by one, entry by entry."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from covector.verify import constants
+from covector.verify.examine import Examiner, Suspects
+from covector.verify.finding import Outcome
+from covector.verify.judge import NOISY, ColumnJudgement, judge, outside
+from covector.verify.record import Record
+
+# How many columns are judged that cannot be decided, before the others are left.
+_UNDECIDED = 3
+
+# How many lengths that suited a judged column are tried on the other suspects.
+_LEARNT = 1
+
+# How bad an entry is taken to be that cannot be computed, and is zero analytically.
+_UNDEFINED = 2.0
+
+# How bad an entry is that agrees, where noise could hide that it does not.
+_HIDDEN = 1.0 + 1e-9
+
+
+class Entries:
+    """The entries of suspect columns: each passes by the entry rule, or is judged, the worst first.
+
+    `severity` is the error of an entry in units of what is allowed; above one it is suspicious.
+    """
+
+    def __init__(self, examiner: Examiner, record: Record, suspects: Suspects) -> None:
+        self._numeric, self._tol, self._record = examiner.numeric, examiner.tol, record
+        self._columns, steps = suspects.look.groups[:, 0], suspects.steps[:, 0]
+        self._analytic = examiner.analytic.columns(self._columns)
+        with np.errstate(all="ignore"):
+            slopes = (suspects.differences / steps[:, None]).T
+        # What passes by the entry rule may be off by what that allows.
+        record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
+        self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
+        self._lengths = [1.0]
+
+    def pass_all(self) -> bool:
+        """Whether every entry passes."""
+        self._set_undefined_aside()
+        undecided = 0
+        while (self._severity > 1).any():
+            judged = self._judge_worst()
+            # Where noise decides about the worst entry, it does about the others.
+            noisy = judged.entries[0].mismatch.note == NOISY
+            undecided += judged.entries[0].outcome is Outcome.INCONCLUSIVE
+            if self._record.failed or noisy or undecided == _UNDECIDED:
+                self._record.unseen = int((self._severity > 1).sum())
+                return False
+            self._learn(judged)
+        return not self._record.undecided
+
+    def _judge_worst(self) -> ColumnJudgement:
+        """Judge the column with the worst entry, or one of which stencils are known."""
+        worst, known = self._severity.max(0), self._record.columns
+        places = [i for i, column in enumerate(self._columns.tolist()) if column in known and worst[i] > 1]
+        place = places[0] if places else int(worst.argmax())
+        rows = np.flatnonzero(self._severity[:, place] > 1)
+        rows = rows[np.argsort(-self._severity[rows, place], kind="stable")][: constants.NAMED]
+        column, values = int(self._columns[place]), self._analytic[rows, place].tolist()
+        judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column))
+        self._record.add_column(column, judged)
+        self._severity[:, place] = 0.0
+        return judged
+
+    def _set_undefined_aside(self) -> None:
+        """Entries of outputs that are not finite at the point cannot be judged."""
+        undefined = (self._severity > 1) & ~np.isfinite(self._numeric.problem.value)[:, None]
+        rows, places = np.nonzero(undefined)
+        worst = np.argsort(-self._severity[undefined], kind="stable")[: constants.NAMED]
+        for row, place in zip(rows[worst].tolist(), places[worst].tolist(), strict=True):
+            value = float(self._analytic[row, place])
+            self._record.add(outside(self._numeric, row, int(self._columns[place]), value))
+        self._severity[undefined] = 0.0
+
+    def _severity_of(
+        self, analytic: np.ndarray, slopes: np.ndarray, steps: np.ndarray, noise: np.ndarray
+    ) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            error = abs(analytic - slopes)
+            allowed = self._tol.atol + self._tol.rtol * abs(slopes)
+            severity = np.where(error == 0, 0.0, error / allowed)
+            # Where the point itself is outside of the domain, look first where the derivative says something.
+            severity = np.where(np.isnan(severity), np.where(analytic == 0, _UNDEFINED, np.inf), severity)
+            if self._numeric.problem.low_precision:
+                return severity
+            hidden = constants.SIGMAS * noise[:, None] / abs(steps) > allowed
+            return np.where(hidden & (error > 0), np.maximum(severity, _HIDDEN), severity)
+
+    def _learn(self, judged: ColumnJudgement) -> None:
+        """Difference the other suspect columns with the step that suited the one that was judged."""
+        places = np.flatnonzero((self._severity > 1).any(0))
+        column = judged.entries[0].mismatch.column
+        length = judged.length / float(self._numeric.steps.array(self._numeric.eps)[column])
+        tried = length == 0.0 or any(0.5 < length / other < 2 for other in self._lengths)
+        if tried or len(self._lengths) > _LEARNT or len(places) == 0:
+            return
+        self._lengths.append(length)
+        self._numeric.limit += 2 * len(places)
+        value, columns = self._numeric.problem.value, self._columns[places]
+        steps = self._steps_like(columns, column, judged.length)
+        moves = np.zeros((len(places), self._numeric.problem.inputs.size))
+        moves[np.arange(len(places)), columns] = steps
+        plus, minus = self._numeric.sides(moves)
+        analytic = self._analytic[:, places]
+        with np.errstate(all="ignore"):
+            right, left = ((plus - value) / steps[:, None]).T, ((value - minus) / steps[:, None]).T
+            again = self._severity_of(analytic, (left + right) / 2, steps, judged.noise)
+            if self._tol.kinks == "pass" and any(entry.kink for entry in judged.entries):
+                slack = self._tol.atol + self._tol.rtol * np.maximum(abs(left), abs(right))
+                low, high = np.minimum(left, right) - slack, np.maximum(left, right) + slack
+                again = np.where((low <= analytic) & (analytic <= high), 0.0, again)
+        self._severity[:, places] = np.minimum(self._severity[:, places], again)
+
+    def _steps_like(self, columns: np.ndarray, judged: int, length: float) -> np.ndarray:
+        """Steps in the same proportion to each coordinate, or to its scale, as that of the judged column."""
+        point, scale = self._numeric.problem.point, self._numeric.steps.array(1.0)
+        steps = length / scale[judged] * scale[columns]
+        if 0 < abs(point[judged]) < scale[judged]:
+            relative = length / abs(point[judged]) * abs(point[columns])
+            steps = np.where(relative > 0, np.minimum(relative, steps), steps)
+        return self._numeric.steps.made_at(columns, steps)

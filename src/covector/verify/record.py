@@ -1,0 +1,88 @@
+"""What a check has done: the looks that were taken, the entries that were judged, and what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from covector.verify import constants
+from covector.verify.finding import Mismatch, Outcome
+from covector.verify.judge import NOT_FINITE, OUTSIDE, ColumnJudgement, Judgement
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of holding a derivative against differences."""
+
+    outcome: Outcome
+    mismatches: tuple[Mismatch, ...] = ()
+    looks: tuple[str, ...] = ()
+    entries: int = 0
+    visible: float = 0.0
+    """The smallest error of an entry that would have shown."""
+    unseen: int = 0
+    """How many suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether every suspicious entry was judged."""
+        return self.unseen == 0 and self.looks[-1:] == ("singles",)
+
+
+class Record:
+    """The looks taken, the entries judged, and what was not looked at."""
+
+    def __init__(self) -> None:
+        self.columns: dict[int, ColumnJudgement] = {}
+        self.unseen = 0
+        self.visible = 0.0
+        self._looks: list[str] = []
+        self._judged: dict[tuple[int, int], Judgement] = {}
+
+    def take(self, look: str) -> None:
+        """Another look is taken; what shows in it replaces what would have shown in the last one."""
+        self._looks.append(look)
+        self.visible = 0.0
+
+    def show(self, error: float) -> None:
+        """An error of this size would have shown, where it was looked for last."""
+        self.visible = max(self.visible, error)
+
+    def add(self, judgement: Judgement) -> None:
+        """An entry was judged."""
+        self._judged[judgement.mismatch.row, judgement.mismatch.column] = judgement
+
+    def add_column(self, column: int, judged: ColumnJudgement) -> None:
+        """Entries of a column were judged."""
+        self.columns[column] = judged
+        for entry in judged.entries:
+            self.add(entry)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an entry is certainly wrong."""
+        return any(entry.outcome is Outcome.FAILED for entry in self._judged.values())
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is an entry that could not be decided."""
+        return any(entry.outcome is Outcome.INCONCLUSIVE for entry in self._judged.values())
+
+    def verdict(self, entries: int, *, agreed: bool) -> Verdict:
+        """What it comes to: if the last look agreed, the derivative is right."""
+        looks = tuple(self._looks)
+        if agreed:
+            return Verdict(Outcome.PASSED, (), looks, entries, self.visible)
+        judged = [entry for entry in self._judged.values() if entry.outcome is not Outcome.PASSED]
+        if any(entry.mismatch.note.startswith(OUTSIDE) for entry in judged):
+            # Zero times infinity: next to such an entry a derivative of NaN is no mistake of its own.
+            judged = [_excused(entry) for entry in judged]
+        wrong = [entry.mismatch for entry in judged if entry.outcome is Outcome.FAILED]
+        shown = wrong or [entry.mismatch for entry in judged]
+        shown.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
+        outcome = Outcome.FAILED if wrong else Outcome.INCONCLUSIVE
+        return Verdict(outcome, tuple(shown[: constants.NAMED]), looks, entries, self.visible, self.unseen)
+
+
+def _excused(entry: Judgement) -> Judgement:
+    """An entry whose derivative is not finite counts as undecided."""
+    return replace(entry, outcome=Outcome.INCONCLUSIVE) if entry.mismatch.note == NOT_FINITE else entry
