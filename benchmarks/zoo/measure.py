@@ -96,15 +96,13 @@ class Result:
 def measure(entry: Entry, sides: tuple[str, ...] = ("ours", "theirs"), limit: int = LIMIT) -> Result:
     """The checks of an entry, in a process of their own: what its package changes is gone afterwards."""
     checks = tuple(check for check in CHECKS if check.side in sides)
+    torch.set_num_threads(1)  # before a fork: torch's pool of threads does not survive one
     done = _forked(lambda: _measured(entry, checks, limit), PATIENCE * limit * len(checks))
     return done or Result(entry.name, entry.package, note="stopped: it did not end")
 
 
 def _measured(entry: Entry, checks: tuple[Check, ...], limit: int) -> Result:
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for side in dict.fromkeys(check.side for check in checks):  # loads what is loaded late
-        GRADCHECK[side](torch.sin, (torch.ones(2, dtype=torch.float64, requires_grad=True),))
     try:
         entry.subject(wrong=False)
     except ImportError as missing:
@@ -113,6 +111,8 @@ def _measured(entry: Entry, checks: tuple[Check, ...], limit: int) -> Result:
     for check in checks:  # the function has not run here yet: threads that it starts do not survive a fork
         look = _forked(lambda check=check: _look(check, entry), PATIENCE * limit, limit)
         costs[check] = look or Cost(OVER, float(limit))
+    for side in dict.fromkeys(check.side for check in checks):
+        _warm_up(side)
     subjects = {wrong: entry.subject(wrong=wrong) for wrong in (False, True)}
     _same_values(subjects)
     _timed(costs, entry, subjects)
@@ -120,8 +120,14 @@ def _measured(entry: Entry, checks: tuple[Check, ...], limit: int) -> Result:
     return Result(entry.name, entry.package, numbers, batched, costs)
 
 
+def _warm_up(side: str) -> None:
+    """Load what is loaded late; after a fork, because some packages start threads of their own."""
+    GRADCHECK[side](torch.sin, (torch.ones(8, dtype=torch.float64, requires_grad=True),))
+
+
 def _look(check: Check, entry: Entry) -> Cost:
     """A check with everything that is counted. Ours makes a report, which can also be undecided."""
+    _warm_up(check.side)
     subject = entry.subject(wrong=check.wrong)
     subject[0](*subject[1])  # what is done only the first time is done
     if check.side == "theirs":

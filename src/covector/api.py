@@ -26,7 +26,6 @@ from covector.transforms._door import summary
 from covector.transforms._plan import memory_limit
 from covector.verify.arguments import arguments_of, as_tuple, caller_of, checked, module_call
 from covector.verify.checks import run_checks
-from covector.verify.constants import PROBES
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
 from covector.verify.kernels import missing_kernel
@@ -57,7 +56,7 @@ def check(
     check_backward_ad: bool = True,
     fast_mode: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
-    probes: int = PROBES,
+    probes: int | None = None,
     max_entries: int | None = None,
     masked: bool = False,
     seed: int = 0,
@@ -86,7 +85,8 @@ def check(
         fast_mode: compare along random directions first, and entry by entry only what disagrees there.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
-        probes: along how many random directions to difference, in fast mode.
+        probes: along how many random directions to difference, in fast mode. If left out, as many as cost no
+            more runs than torch takes: one for a single tensor, two for more.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
         masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every

@@ -555,8 +555,9 @@ def test_the_worst_entries_are_shown():
     assert finding.extent == "32 of 64 entries differ; 8 are shown."
     # A kink that is let pass looks wrong to a single difference: only judged entries are shown.
     judged = covector.check(Soft.apply, x, kinks="pass").worst
-    assert {(m.row, m.column) for m in judged.mismatches} <= {(m.row, m.column) for m in finding.mismatches}
     assert judged.mismatches
+    for m in judged.mismatches:
+        assert abs(m.numeric - right[m.row, m.column]) <= m.bound
     assert judged.extent.startswith("At least")
 
 

@@ -59,10 +59,12 @@ class _QuietMap(LinearMap):
 
     _refuses_draws = False
 
-    def __init__(self, problem: Problem, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, seed: int = 0, *, cotangents: int = 2) -> None:
         super().__init__(problem.caller)
         self.problem = problem
         self._seed = seed
+        # Of one output, two cotangents are multiples of each other.
+        self._count = min(cotangents, problem.outputs.size)
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
@@ -76,9 +78,8 @@ class _QuietMap(LinearMap):
 
     @property
     def cotangents(self) -> np.ndarray:
-        """The random cotangents, a row for each; of one output they are multiples of each other."""
-        rows = self.random.rows.numpy()
-        return rows[:1] if rows.shape[1] <= 1 else rows
+        """The random cotangents, a row for each."""
+        return self.random.rows.numpy()[: max(1, self._count)]
 
     @property
     def chunk(self) -> int:
@@ -91,8 +92,15 @@ class ReverseMap(_QuietMap):
 
     label = "reverse mode"
 
-    def __init__(self, problem: Problem, seed: int = 0, outputs: Sequence[Tensor] | None = None) -> None:
-        super().__init__(problem, seed)
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int = 0,
+        outputs: Sequence[Tensor] | None = None,
+        *,
+        cotangents: int = 2,
+    ) -> None:
+        super().__init__(problem, seed, cotangents=cotangents)
         self._outputs = list(problem.graph_outputs if outputs is None else outputs)
         self.linear = True
         """Whether the pullback of a sum was the sum of the pullbacks, where rows were pulled back."""

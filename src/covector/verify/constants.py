@@ -17,7 +17,9 @@ ROUNDING = 1.0
 """How many units in the last place a computed output is off, as a standard deviation."""
 
 PROBES = 2
-"""Random directions of fast mode. One shows any single wrong entry; two wrong ones have to cancel in both."""
+"""Random directions of fast mode at most. One shows any single wrong entry; two wrong ones have to cancel in
+both. torch differences along one direction for each input, so that a single input gets one, and two
+cotangents instead."""
 
 SCALE = 1024.0
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing."""

@@ -29,15 +29,16 @@ _LOCATED = 3
 _LEFT = 0.25
 
 
-def decide(
-    numeric: Numeric, analytic: Analytic, tol: Tolerance, *, fast: bool, probes: int, seed: int
-) -> Verdict:
-    """Hold a derivative against differences: the looks in the order of their price, until one decides."""
+def decide(numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int) -> Verdict:
+    """Hold a derivative against differences: the looks in the order of their price, until one decides.
+
+    With `probes`, as many random directions come first.
+    """
     record, height, width = Record(), *numeric.problem.shape
     if height * width == 0:
         return record.verdict(0, agreed=True)
     decision = _Decision(Examiner(numeric, analytic, tol), record)
-    for looks in ladder(numeric, fast, probes, seed):
+    for looks in ladder(numeric, probes, seed):
         numeric.limit = numeric.runs + constants.EXTRA_RUNS
         try:
             agreed = decision.agree(looks)
@@ -80,13 +81,11 @@ class _Decision:
     def _few_columns_explain(self, suspects: Suspects) -> bool:
         """Whether groups are off by a few columns only, and these are right all the same.
 
-        An error that the tolerance allows, or that of the difference, is subtracted; the rest has to be noise.
+        An error that the tolerance allows, or that of the difference, is subtracted; the rest must be noise.
         """
         look = suspects.look
-        allowed = (
-            self._examiner.noise(look)[:, 0]
-            + constants.SHARE * self._tol.atol * look.least(suspects.steps)[:, 0]
-        )
+        share = constants.SHARE * self._tol.atol * look.least(suspects.steps)
+        allowed = (self._examiner.noise(look) + share)[:, 0]
         off = self._off(look.moves(suspects.steps), suspects.differences)
         for _ in range(_LOCATED):
             column = self._right_column(suspects, off)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class Budget:
     sample: int
     runs: int
     """How many runs a check may take in all, beyond two for each column."""
+    unbatched: int
+    """How many columns are differenced of a function that cannot be batched."""
 
     def columns(self, numeric: Numeric) -> int:
         """How many columns may be differenced."""
@@ -37,14 +40,15 @@ class Budget:
         if numeric.knows_columns:
             return many
         left = 2 * width + self.runs - numeric.runs
-        return min(many, max(_FEW, left // 2))
+        affordable = left // 2 if numeric.batches else self.unbatched
+        return min(many, max(_FEW, affordable))
 
 
 # Columns that are differenced for a diagnosis however many runs the check has taken.
 _FEW = 4
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=60)
-PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20)
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=60, unbatched=12)
+PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     problem, numeric, tol = run.problem, run.numeric, run.options.tol
     height, width = problem.shape
     rows, columns = torch.arange(height), torch.arange(width)
+    if not numeric.knows_columns:
+        # A few first: they tell whether the function can be batched.
+        numeric.limit = numeric.runs + 2 * _FEW
+        numeric.columns(np.arange(min(_FEW, width)))
     count = budget.columns(numeric)
     whole = count == width
     if not whole:

@@ -222,10 +222,10 @@ def _match(
     return tuple(found)
 
 
-def ladder(numeric: Numeric, fast: bool, probes: int, seed: int) -> Iterator[list[Look]]:
+def ladder(numeric: Numeric, probes: int, seed: int) -> Iterator[list[Look]]:
     """The looks in the order of their price; the next ones are made if those before could not decide."""
     height, width = numeric.problem.shape
-    if fast and 2 * probes < 2 * width:
+    if 0 < probes < width:
         yield [signs(width, probes, seed)]
     if width * (width + height) > constants.FEW_NUMBERS and may_align(numeric.problem):
         looks = axes(numeric, seed)

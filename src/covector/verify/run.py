@@ -26,7 +26,7 @@ class Options(NamedTuple):
 
     tol: Tolerance
     fast: bool = False
-    probes: int = constants.PROBES
+    probes: int | None = None
     max_entries: int | None = None
     nondet_tol: float = 0.0
     reverse: bool = True
@@ -59,8 +59,11 @@ class CheckRun:
         """The same function in double precision, if the caller's has less."""
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
-        self.reverse = ReverseMap(problem, options.seed)
-        self.forward = ForwardMap(problem, options.seed)
+        self.probes = options.probes or min(constants.PROBES, len(problem.variables))
+        # In fast mode no more than one product along each direction and cotangent than torch takes.
+        self._cotangents = 1 if options.fast and self.probes > 1 else 2
+        self.reverse = ReverseMap(problem, options.seed, cotangents=self._cotangents)
+        self.forward = ForwardMap(problem, options.seed, cotangents=self._cotangents)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
         self.raised: BaseException | None = None
@@ -96,15 +99,15 @@ class CheckRun:
             return self._against_differences(analytic, self.options.tol._replace(atol=1e-12, rtol=0.0))
         if self.above is None:
             return self._against_differences(analytic, self.options.tol)
-        precise = type(analytic)(self.above, self.options.seed)
+        precise = type(analytic)(self.above, self.options.seed, cotangents=self._cotangents)
         verdict = self._against_differences(precise, self.options.tol)
         if verdict.outcome is not Outcome.PASSED:
             return verdict
         return held_against(analytic, precise, verdict, self.options.tol)
 
     def _against_differences(self, analytic: Analytic, tol: Tolerance) -> Verdict:
-        fast, probes, seed = self.options.fast, self.options.probes, self.options.seed
-        return decide(self.numeric, analytic, tol, fast=fast, probes=probes, seed=seed)
+        probes = self.probes if self.options.fast else 0
+        return decide(self.numeric, analytic, tol, probes=probes, seed=self.options.seed)
 
     @property
     def method(self) -> str:
