@@ -282,22 +282,22 @@ def written_out(tensor: Tensor) -> Tensor:
 
 def dtypes(inner: set[Any]) -> set[torch.dtype]:
     """The dtypes of the tensors that went into these nodes' backwards."""
-    return {
-        metadata.dtype
-        for node in inner
-        for metadata in getattr(node, "_input_metadata", ())
-        if metadata.dtype is not None
-    }
+    return {metadata.dtype for metadata in _metadata(inner)}
 
 
 def size_in_bytes(inner: set[Any]) -> int:
     """How many bytes the tensors take together that these nodes stand behind."""
-    return sum(
-        prod(metadata.shape) * metadata.dtype.itemsize
-        for node in inner
-        for metadata in getattr(node, "_input_metadata", ())
-        if metadata.dtype is not None and not metadata.is_nested_tensor
-    )
+    return sum(prod(metadata.shape) * metadata.dtype.itemsize for metadata in _metadata(inner))
+
+
+def _metadata(inner: set[Any]) -> Iterator[Any]:
+    """What is known of the tensors behind these nodes. Of several, an undefined one looks like a number."""
+    for node in inner:
+        known = getattr(node, "_input_metadata", ())
+        for metadata in known:
+            undefined = len(known) > 1 and len(metadata.shape) == 0 and metadata.dtype is torch.float32
+            if metadata.dtype is not None and not metadata.is_nested_tensor and not undefined:
+                yield metadata
 
 
 NO_SECOND_DERIVATIVE = (

@@ -124,6 +124,7 @@ class _Decision:
         with np.errstate(all="ignore"):
             allowed = cotangents[:, row] * (entry.mismatch.numeric - entry.mismatch.analytic)
             expected = analytic.mixed_along(unit(numeric.problem.inputs.size, column).numpy()[None])[:, 0]
-            slack = np.sqrt(np.square(cotangents * bound).sum(1)) + constants.SHARE * self._tol.atol
-            right = abs(cotangents @ value - allowed - expected) <= slack
+            noise = np.sqrt(np.square(cotangents * bound).sum(1))
+            off = abs(cotangents @ value - allowed - expected)
+            right = (off <= noise + constants.SHARE * self._tol.atol) & (noise <= self._tol.atol)
         return column if right.all() else None

@@ -83,6 +83,7 @@ class Problem:
         self._take()
         self._held = [values_of(variable.data) for variable in self.variables]
         self._home = [numbers.clone() for numbers in self._held]
+        self._arrays = self._as_arrays()
 
     def _made_leaves(self, whole: Chart) -> list[Tensor]:
         """The leaves; those of the first problem, where its backward is looked at."""
@@ -239,16 +240,46 @@ class Problem:
         """The outputs of a run as the caller would make it: on the leaves, moved in place, grad mode on."""
         try:
             if point is not None:
-                tensors = self.chart.from_coords(torch.from_numpy(point))
-                for numbers, tensor in zip(self._held, tensors, strict=True):
-                    numbers.copy_(values_of(tensor))
+                self._move(point)
             with GradMode(enabled=True):
                 # A copy: an output may be a view of an input, which is moved back.
                 return self.outputs.coordinates(self.outputs_of(self.variables)).numpy().copy()
         finally:
             if point is not None:
-                for numbers, home in zip(self._held, self._home, strict=True):
-                    numbers.copy_(home)
+                self._move_back()
+
+    def _as_arrays(self) -> list[np.ndarray] | None:
+        """The coordinates of the leaves as arrays on the same memory, if all of them can be seen as that."""
+        if isinstance(self.inputs, Sampled) or self.inputs.sparse_layouts:
+            return None
+        arrays = []
+        for place, held in zip(self.inputs.places, self._held, strict=True):
+            try:
+                array = place.to_real(held).numpy()
+            except (TypeError, RuntimeError):  # another device or dtype
+                return None
+            if array.ctypes.data != held.data_ptr():  # another layout, or a conjugate that was written out
+                return None
+            arrays.append(array)
+        return arrays
+
+    def _move(self, point: np.ndarray) -> None:
+        """Put other numbers into the leaves."""
+        if self._arrays is not None:
+            for array, place in zip(self._arrays, self.inputs.places, strict=True):
+                array[...] = point[place.start : place.stop].reshape(array.shape)
+            return
+        tensors = self.chart.from_coords(torch.from_numpy(point))
+        for numbers, tensor in zip(self._held, tensors, strict=True):
+            numbers.copy_(values_of(tensor))
+
+    def _move_back(self) -> None:
+        """Put their own numbers into the leaves again."""
+        if self._arrays is not None:
+            self._move(self.point)
+            return
+        for numbers, home in zip(self._held, self._home, strict=True):
+            numbers.copy_(home)
 
     def fresh(self) -> list[Tensor]:
         """The kept outputs of another run at the point, with a graph of their own."""
