@@ -10,8 +10,7 @@ from __future__ import annotations
 SHARE = 0.02
 """The share of an entry's tolerance by which a cell of a look may be off.
 
-A cell adds up entries; two wrong ones have to cancel to within this share to be missed.
-"""
+A cell adds up entries; two wrong ones have to cancel to within this share to be missed."""
 
 ROUNDING = 1.0
 """How many units in the last place a computed output is off, as a standard deviation."""
@@ -24,11 +23,29 @@ cotangents instead."""
 SCALE = 1024.0
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing."""
 
+UNMOVED = 1e-6
+"""The share of the largest change of an output below which an element counts as not moved, when axes are
+matched: beyond rounding, and far below any derivative that matters."""
+
+GROSS = 0.1
+"""A central difference that is off by more than this share is no matter of truncation, so that doubled steps
+do not help: either it is right, or the function changes within the step."""
+
+REST = 0.25
+"""The share of a disagreement that one column may leave to others, for the next one to be looked for by
+halving: where many columns disagree, moving each of them is better."""
+
+ULPS = 32
+"""How many units in the last place of the largest entry of a row the row may be off in low precision: what a
+cotangent gives is rounded in proportion to its own largest number."""
+
 # The steps.
 
+LOOK_LENGTHS = (1.0, 4.0, 16.0, 64.0)
+"""Steps of a look in units of `eps`: a longer one is taken where rounding would hide an entry."""
+
 LONGEST = 4096
-"""How much longer than `eps` a step is at most where rounding hides an entry: the truncation error of a
-central difference grows with the square of it."""
+"""How much longer the next stencil of the judge is at most, where noise hides the slope."""
 
 # The judge.
 
@@ -58,6 +75,16 @@ within torch's own number of runs and 60."""
 
 BATCH_BYTES = 100 * 2**20
 """Memory of one batch of evaluations beside what a single one takes."""
+
+BATCH_ROUNDING = 1e3
+"""How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order."""
+
+BATCH_SHARE = 1e-3
+"""How far a batch may be from a single evaluation, as a share of how far the function has moved: a batching
+rule that lacks a term is off by more."""
+
+FEW_POINTS = 4
+"""Up to this many points, a batch takes longer than single evaluations."""
 
 BATCH_NUMBERS = 1 << 19
 """Numbers of input and output in one batch: beyond what a cache holds, larger batches are slower."""

@@ -23,11 +23,6 @@ from covector.verify.record import Record, Verdict
 from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import unit
 
-# How many columns are looked for one by one behind a group that disagrees, and the share of the disagreement
-# that one of them may leave: where there are many, the next look is better.
-_LOCATED = 3
-_LEFT = 0.25
-
 
 def decide(numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int) -> Verdict:
     """Hold a derivative against differences: the looks in the order of their price, until one decides.
@@ -87,7 +82,7 @@ class _Decision:
         share = constants.SHARE * self._tol.atol * look.least(suspects.steps)
         allowed = (self._examiner.noise(look) + share)[:, 0]
         off = self._off(look.moves(suspects.steps), suspects.differences)
-        for _ in range(_LOCATED):
+        while True:
             column = self._right_column(suspects, off)
             if column is None or not look.shared:
                 return False
@@ -95,9 +90,8 @@ class _Decision:
             before, off = off, off - self._off(moves, self._numeric.differences(moves))
             if (abs(off) <= allowed).all():
                 return True
-            if not abs(off).max() < _LEFT * abs(before).max():
+            if not abs(off).max() < constants.REST * abs(before).max():
                 return False
-        return False
 
     def _off(self, moves: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """What differences along some moves are off by: cotangent, move."""

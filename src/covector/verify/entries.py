@@ -6,15 +6,8 @@ import numpy as np
 
 from covector.verify import constants
 from covector.verify.examine import Examiner, Suspects
-from covector.verify.finding import Outcome
 from covector.verify.judge import NOISY, ColumnJudgement, judge, outside
 from covector.verify.record import Record
-
-# How many columns are judged that cannot be decided, before the others are left.
-_UNDECIDED = 3
-
-# How many lengths that suited a judged column are tried on the other suspects.
-_LEARNT = 1
 
 # How bad an entry is taken to be that cannot be computed, and is zero analytically.
 _UNDEFINED = 2.0
@@ -38,18 +31,16 @@ class Entries:
         # What passes by the entry rule may be off by what that allows.
         record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
-        self._lengths = [1.0]
+        self._has_learnt = False
 
     def pass_all(self) -> bool:
         """Whether every entry passes."""
         self._set_undefined_aside()
-        undecided = 0
         while (self._severity > 1).any():
             judged = self._judge_worst()
             # Where noise decides about the worst entry, it does about the others.
             noisy = judged.entries[0].mismatch.note == NOISY
-            undecided += judged.entries[0].outcome is Outcome.INCONCLUSIVE
-            if self._record.failed or noisy or undecided == _UNDECIDED:
+            if self._record.failed or noisy:
                 self._record.unseen = int((self._severity > 1).sum())
                 return False
             self._learn(judged)
@@ -97,10 +88,9 @@ class Entries:
         places = np.flatnonzero((self._severity > 1).any(0))
         column = judged.entries[0].mismatch.column
         length = judged.length / float(self._numeric.steps.array(self._numeric.eps)[column])
-        tried = length == 0.0 or any(0.5 < length / other < 2 for other in self._lengths)
-        if tried or len(self._lengths) > _LEARNT or len(places) == 0:
+        if self._has_learnt or length == 0.0 or 0.5 < length < 2 or len(places) == 0:
             return
-        self._lengths.append(length)
+        self._has_learnt = True
         self._numeric.limit += 2 * len(places)
         value, columns = self._numeric.problem.value, self._columns[places]
         steps = self._steps_like(columns, column, judged.length)

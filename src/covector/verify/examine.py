@@ -13,13 +13,6 @@ from covector.verify.looks import Look
 from covector.verify.numeric import Numeric
 from covector.verify.tolerance import Tolerance
 
-# Longer steps that are tried where rounding would hide an entry from a look.
-_LENGTHS = (1.0, 4.0, 16.0, 64.0)
-
-# A central difference that is off by more than this share is no matter of truncation: either it is right, or
-# the function changes within the step.
-_GROSS = 0.1
-
 
 @dataclass(frozen=True)
 class Suspects:
@@ -92,7 +85,7 @@ class Examiner:
 
     def _visible_steps(self, look: Look, noise: np.ndarray) -> np.ndarray:
         """The shortest steps with which one wrong entry would show; the usual ones if it never would."""
-        for length in _LENGTHS:
+        for length in constants.LOOK_LENGTHS:
             steps = look.steps(self.numeric, length)
             if not self._hidden(look, steps, noise).any():
                 return steps
@@ -124,7 +117,7 @@ class Examiner:
         )
         with np.errstate(all="ignore"):
             cells = look.cells(self.analytic.cotangents, differences)
-            return bool(abs(self.off(look, steps, differences)).max() > _GROSS * abs(cells).max())
+            return bool(abs(self.off(look, steps, differences)).max() > constants.GROSS * abs(cells).max())
 
     def _steady(self, look: Look, steps: np.ndarray, near: np.ndarray, far: np.ndarray) -> bool:
         """Whether what a group is off by stays, or grows with the square of the step; noise does neither."""

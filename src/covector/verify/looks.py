@@ -27,9 +27,6 @@ from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
 from covector.verify.vectors import weights
 
-# The share of the largest change of an output below which an element counts as not moved.
-_UNMOVED = 1e-6
-
 # Axes[i] says which axis of each output axis i of the input is aligned with.
 Axes = dict[int, tuple[int, ...]]
 
@@ -214,7 +211,7 @@ def _match(
         free = [n for n, size in enumerate(output.shape) if size == place.shape[axis] and n not in used]
         free.sort(key=lambda n: n - len(output.shape) != axis - len(place.shape))
         part = change[output.start : output.stop].reshape(output.real_shape)
-        moved = np.nonzero(part > _UNMOVED * part.max(initial=0.0))
+        moved = np.nonzero(part > constants.UNMOVED * part.max(initial=0.0))
         only = next((n for n in free if (moved[n] == index).all()), None)
         if only is None:
             return None

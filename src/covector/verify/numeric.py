@@ -24,14 +24,6 @@ from covector.verify.problem import Problem
 from covector.verify.steps import Steps
 from covector.verify.vectors import weights
 
-# How far a batch may be from a single evaluation: in units of rounding, and as a share of how far the
-# function has moved from its value at the point.
-_BATCH_ROUNDING = 1e3
-_BATCH_SHARE = 1e-3
-
-# Up to this many points, a batch takes longer than single evaluations.
-_FEW_POINTS = 4
-
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -82,7 +74,7 @@ class Numeric:
     def at(self, points: np.ndarray) -> np.ndarray:
         """The outputs at these points, a row for each; NaN where the function raises."""
         self._take(len(points))
-        if len(points) > _FEW_POINTS and self.batches:
+        if len(points) > constants.FEW_POINTS and self.batches:
             try:
                 rows = self._in_batches(points)
             except Exception:  # whatever it was, single evaluations work or tell
@@ -109,9 +101,9 @@ class Numeric:
         probed = np.concatenate([problem.point[None], moved[None], points])
         rows = np.concatenate([self._batch(chunk) for chunk in self._chunks(probed)])
         with np.errstate(all="ignore"):
-            slack = _BATCH_ROUNDING * problem.rounding * (1 + abs(problem.value))
+            slack = constants.BATCH_ROUNDING * problem.rounding * (1 + abs(problem.value))
             self._trusted = _within(rows[0], problem.value, slack) and _within(
-                rows[1], alone, slack + _BATCH_SHARE * abs(alone - problem.value)
+                rows[1], alone, slack + constants.BATCH_SHARE * abs(alone - problem.value)
             )
         return rows[2:] if self._trusted else None
 

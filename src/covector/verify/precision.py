@@ -12,10 +12,6 @@ from covector.verify.finding import Entry, Mismatch, Outcome
 from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
 
-# How many units in the last place of the largest entry of a row the row may be off: what one cotangent gives
-# is rounded in proportion to its own largest number.
-_ULPS = 32
-
 
 def held_against(
     low: ReverseMap | ForwardMap, high: ReverseMap | ForwardMap, verdict: Verdict, tol: Tolerance
@@ -51,4 +47,4 @@ def held_against(
 def slack_of(rows: np.ndarray, rounding: float) -> np.ndarray:
     """What rounding may add to the error of each row."""
     finite = np.where(np.isfinite(rows), abs(rows), 0.0)
-    return _ULPS * rounding * finite.max(1, keepdims=True, initial=0.0)
+    return constants.ULPS * rounding * finite.max(1, keepdims=True, initial=0.0)

@@ -33,7 +33,7 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
             outputs = run(leaves).outputs
             pulled = graph.backward(outputs, args[count:], variables, keep=True, record=True)
             if any(graph.survey(output).once for output in outputs):
-                # torch gives such a gradient without its graph: a second derivative would silently lack a term.
+                # torch gives such a gradient without its graph, and a second derivative would lack a term.
                 pulled = [value if value is None else graph.refused(value, variables) for value in pulled]
         return tuple(
             torch.zeros_like(variable) if value is None else value

@@ -1,0 +1,107 @@
+"""Each tuned constant of a check, four times as large and four times as small: something has to change."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import covector
+from covector.verify import constants
+from mutants import MUTANTS
+
+pytestmark = pytest.mark.sweep
+
+# Margins of safety: that a verdict turns needs a function nobody has written yet. Their derivations stand
+# beside them.
+MARGINS = {"SCALE", "BATCH_BYTES", "KEPT_NUMBERS", "NAMED"}
+
+TUNED = sorted(
+    name for name, value in vars(constants).items() if name.isupper() and isinstance(value, int | float)
+)
+
+
+def noisy(x):
+    """A sine by bisection, to 1e-9, with the derivative of the sine."""
+    exact = x.sin()
+    return exact + ((exact.detach() / 1e-9).round() * 1e-9 - exact.detach())
+
+
+def point(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def linspace(first: float, last: float, count: int) -> torch.Tensor:
+    return torch.linspace(first, last, count, dtype=torch.float64).requires_grad_()
+
+
+FUNCTIONS = {
+    "noisy": (noisy, point(0.3, 0.7, 1.1)),
+    "large output": (lambda x: x.sin() + 1e7, point(0.3, 0.6)),
+    "larger output": (lambda x: x.sin() + 1e9, point(0.3, 0.6)),
+    "too large an output": (lambda x: x.sin() + 1e15, point(0.3, 0.6)),
+    "steep": (lambda x: (1e4 * x).sin(), point(0.3, 1.5)),
+    "steep and many": (lambda x: (300 * x).sin(), linspace(0.5, 1.5, 40)),
+    "near zero": (torch.log, point(1e-7, 1e-12)),
+    "waves near zero": (lambda x: torch.sin(1 / x), point(1e-5)),
+    "kink": (torch.relu, point(0.0, 1.0)),
+    "next to a kink": (torch.relu, point(1e-8, -1e-9)),
+    "elementwise": (torch.sin, linspace(-1, 1, 60)),
+    "elementwise, larger": (torch.sin, linspace(-1, 1, 300)),
+    "a layer": (lambda x: (x.reshape(20, 10) @ torch.ones(10, 8).double()).tanh(), linspace(-1, 1, 200)),
+    "off by a hundredth of what is allowed": (
+        lambda x: x.sin() + 1e-7 * (x - x.detach()),
+        linspace(0.5, 1.5, 8),
+    ),
+    "off by a tenth of what is allowed": (lambda x: x.sin() + 1e-6 * (x - x.detach()), linspace(0.5, 1.5, 8)),
+    "off by half of what is allowed": (lambda x: x.sin() * 1.0 + 3e-4 * (x - x.detach()), linspace(0, 1, 8)),
+    "one steep among many": (
+        lambda x: torch.cat([(1e4 * x[:1]).sin(), x[1:].sin()]),
+        linspace(0.5, 1.5, 400),
+    ),
+    "three steep among many": (
+        lambda x: torch.cat([(1e4 * x[:3]).sin(), x[3:].sin()]),
+        linspace(0.5, 1.5, 400),
+    ),
+    "unbatchable": (lambda x: x.sin() * (1.0 if x[0].item() < 9 else 2.0), linspace(0.5, 1.5, 3)),
+    "four points": (torch.sin, point(0.3, 0.6)),
+    "large beside small": (lambda x: torch.cat([1e7 * x[:1], x[1:].sin()]), point(0.3, 0.6, 0.9)),
+    "float32 inside": (lambda x: x.float().sin().double(), point(0.3, 0.6, 0.9)),
+    "many numbers": (lambda x: x.sin().cumsum(0), linspace(0.5, 1.5, 900)),
+}
+
+
+def everything() -> dict[str, tuple[str, int, str]]:
+    """The outcome, the number of runs and how it was decided, of every check of the table."""
+    results = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fast in (False, True):
+            for name, (function, x) in FUNCTIONS.items():
+                report = covector.check(function, x, fast_mode=fast)
+                results[f"{name}, {fast}"] = (report.outcome.value, report.evaluations, report.method)
+            for mutant in MUTANTS[::3]:
+                if mutant.order == 1 and not mutant.keywords:
+                    report = covector.check(mutant.wrong, mutant.draw(), fast_mode=fast)
+                    results[f"{mutant.name}, {fast}"] = (
+                        report.outcome.value,
+                        report.evaluations,
+                        report.method,
+                    )
+    return results
+
+
+@pytest.fixture(scope="module")
+def usual() -> dict[str, tuple[str, int, str]]:
+    return everything()
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_constant_that_moves_moves_something(name, usual, monkeypatch):
+    value = getattr(constants, name)
+    moved = False
+    for factor in (4, 0.25):
+        monkeypatch.setattr(constants, name, type(value)(value * factor) or 1)
+        moved = moved or everything() != usual
+    assert moved or name in MARGINS, f"{name} could go"

@@ -1,0 +1,131 @@
+"""Looks as values: each can be made, forced and tested by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from covector._tree import Arguments
+from covector.errors import Caller
+from covector.verify.analytic import ReverseMap
+from covector.verify.examine import Examiner
+from covector.verify.looks import Look, axes, ladder, may_align, signs, singles
+from covector.verify.numeric import Numeric
+from covector.verify.problem import Problem
+from covector.verify.tolerance import Tolerance
+
+TOL = Tolerance(atol=1e-5, rtol=1e-3, eps=1e-6)
+
+
+def examiner(function, *inputs) -> Examiner:
+    arguments = Arguments(inputs, {})
+    arguments.select(arguments.slots, single=False)
+    problem = Problem(Caller("check", function), arguments)
+    numeric = Numeric(problem, TOL.eps)
+    numeric.limit = 10**6
+    return Examiner(numeric, ReverseMap(problem), TOL)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def wrong_at(row: int, column: int, error: float):
+    """A linear map, then a sine, whose derivative has one entry too much."""
+    matrix = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def function(x):
+        y = (matrix @ x).sin()
+        off = torch.zeros(12, dtype=torch.float64)
+        off[row] = error
+        return y + off * (x[column] - x[column].detach())
+
+    return function
+
+
+def elementwise_wrong_at(row: int, column: int, error: float):
+    def function(x):
+        off = torch.zeros(12, dtype=torch.float64)
+        off[row] = error
+        return x.sin() + off * (x[column] - x[column].detach())
+
+    return function
+
+
+def forced(name: str, comparison: Examiner) -> list[Look]:
+    size = comparison.numeric.problem.inputs.size
+    made = {
+        "singles": lambda: [singles(size)],
+        "signs": lambda: [signs(size, 2, 0)],
+        "axes": lambda: axes(comparison.numeric, 0),
+    }
+    return made[name]()
+
+
+@pytest.mark.parametrize("name", ["singles", "signs", "axes"])
+def test_a_right_derivative_leaves_no_suspects(name):
+    comparison = examiner(torch.sin, drawn(12))
+    assert [len(comparison.examine(look)) for look in forced(name, comparison)] == [0]
+
+
+@pytest.mark.parametrize("name", ["singles", "signs", "axes"])
+@pytest.mark.parametrize(("row", "column"), [(3, 3), (3, 7), (0, 11)])
+@pytest.mark.parametrize("make", [wrong_at, elementwise_wrong_at])
+def test_one_wrong_entry_shows_in_every_look(name, row, column, make):
+    """At twice what is allowed; also off the diagonal, where an elementwise function has no entry."""
+    comparison = examiner(make(row, column, 2e-3), drawn(12))
+    found = [comparison.examine(look) for look in forced(name, comparison)]
+    suspects = np.concatenate([part.look.groups.ravel() for part in found if len(part)])
+    assert column in suspects
+
+
+def test_singles_suspect_the_wrong_column_alone():
+    comparison = examiner(wrong_at(3, 7, 2e-3), drawn(12))
+    assert comparison.examine(singles(12)).look.groups.ravel().tolist() == [7]
+
+
+def test_the_worst_group_comes_first():
+    first, second = wrong_at(3, 7, 2e-3), wrong_at(1, 5, 0.5)
+    comparison = examiner(lambda x: first(x) + second(x), drawn(12))
+    assert comparison.examine(singles(12)).look.groups.ravel().tolist() == [5, 7]
+
+
+def test_aligned_axes_are_seen():
+    """Of x @ w + b the columns of w and b belong to those of the output, the rows of x to its rows."""
+    comparison = examiner(lambda x, w, b: (x @ w + b).tanh(), drawn(5, 4), drawn(4, 7), drawn(7))
+    assert may_align(comparison.numeric.problem)
+    assert [look.groups.shape for look in axes(comparison.numeric, 0)] == [(4, 5), (4, 7), (1, 7)]
+
+
+def test_the_cells_of_an_alignment_are_owned_by_the_columns_of_its_group():
+    comparison = examiner(lambda x, w: x @ w, drawn(5, 4), drawn(4, 7))
+    for look in axes(comparison.numeric, 0):
+        steps = look.steps(comparison.numeric, 1.0)
+        differences = look.differences(comparison.numeric, steps)
+        assert look.cells(comparison.analytic.cotangents, differences).shape[1:] == look.groups.shape
+        assert np.abs(comparison.off(look, steps, differences)).max() < 1e-12
+
+
+def test_doubled_steps_clear_what_is_truncation():
+    """The third derivative of these is large; the derivative is right."""
+    comparison = examiner(lambda x: (300 * x).sin(), drawn(12))
+    suspects = comparison.examine(singles(12))
+    assert len(suspects) > 1
+    assert len(comparison.doubled(suspects)) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "probes", "names"),
+    [
+        ((8,), 0, ["singles"]),
+        ((8,), 2, ["signs", "singles"]),
+        ((2,), 2, ["singles"]),
+        ((200,), 0, ["axes", "singles"]),
+        ((200,), 1, ["signs", "axes", "singles"]),
+    ],
+)
+def test_the_ladder_goes_from_the_cheapest_look_to_every_column(shape, probes, names):
+    comparison = examiner(torch.sin, drawn(*shape))
+    assert [looks[0].name for looks in ladder(comparison.numeric, probes, 0)] == names
