@@ -43,13 +43,16 @@ class Examiner:
         with np.errstate(all="ignore"):
             visible = float((noise / look.least(steps)).max()) + constants.SHARE * self.tol.atol
         size = max(1, self.numeric.chunk() // 2) if self.numeric.batches else len(look)
+        if len(look) <= size:
+            differences = look.differences(self.numeric, steps)
+            return replace(self._suspicious(look, steps, differences, noise), visible=visible)
         found = []
         for start in range(0, len(look), size):
             span = slice(start, start + size)
             part, made = look.part(span), steps[span]
             differences = part.differences(self.numeric, made)
             found.append(self._suspicious(part, made, differences, noise if len(noise) == 1 else noise[span]))
-        return replace(found[0] if len(found) == 1 else _joined(found), visible=visible)
+        return replace(_joined(found), visible=visible)
 
     def doubled(self, suspects: Suspects) -> Suspects:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
@@ -100,9 +103,12 @@ class Examiner:
     ) -> Suspects:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
         off = abs(self.off(look, steps, differences))
+        hidden, share = self._hidden(look, steps, noise), constants.SHARE * self.tol.atol * look.least(steps)
+        if not hidden.any() and (off <= noise + share).all():
+            return Suspects(look.part(slice(0, 0)), steps[:0], differences[:0])
         with np.errstate(all="ignore"):
             excess = (off - noise) / (self.tol.atol * look.least(steps))
-            excess = np.where(self._hidden(look, steps, noise), np.maximum(1.0, off / noise), excess)
+            excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
         worst = np.where(np.isnan(excess), np.inf, excess).max((0, 2))
         bad = np.flatnonzero(worst > constants.SHARE)
         order = bad[np.argsort(-worst[bad], kind="stable")]

@@ -82,8 +82,8 @@ class Problem:
             self._record()
         self._take()
         self._held = [values_of(variable.data) for variable in self.variables]
-        self._home = [numbers.clone() for numbers in self._held]
         self._arrays = self._as_arrays()
+        self._home = [numbers.clone() for numbers in self._held] if self._arrays is None else []
 
     def _made_leaves(self, whole: Chart) -> list[Tensor]:
         """The leaves; those of the first problem, where its backward is looked at."""

@@ -63,10 +63,14 @@ class CheckRun:
         # In fast mode no more than one product along each direction and cotangent than torch takes.
         self._cotangents = 1 if options.fast and self.probes > 1 else 2
         self.reverse = ReverseMap(problem, options.seed, cotangents=self._cotangents)
-        self.forward = ForwardMap(problem, options.seed, cotangents=self._cotangents)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
         self.raised: BaseException | None = None
+
+    @lazy
+    def forward(self) -> ForwardMap:
+        """The derivative by forward mode."""
+        return ForwardMap(self.problem, self.options.seed, cotangents=self._cotangents)
 
     @property
     def runs(self) -> int:
