@@ -96,8 +96,10 @@ class Result:
 def measure(entry: Entry, sides: tuple[str, ...] = ("ours", "theirs"), limit: int = LIMIT) -> Result:
     """The checks of an entry, in a process of their own: what its package changes is gone afterwards."""
     checks = tuple(check for check in CHECKS if check.side in sides)
-    torch.set_num_threads(1)  # before a fork: torch's pool of threads does not survive one
-    done = _forked(lambda: _measured(entry, checks, limit), PATIENCE * limit * len(checks))
+    try:
+        done = _forked(lambda: _measured(entry, checks, limit), PATIENCE * limit * len(checks))
+    except RuntimeError as error:  # a package that does not survive a fork is no reason to lose the others
+        return Result(entry.name, entry.package, note=f"not measured: {str(error).strip().splitlines()[-1]}")
     return done or Result(entry.name, entry.package, note="stopped: it did not end")
 
 
@@ -245,8 +247,9 @@ def _forked(call: Callable[[], T], patience: float, limit: int | None = None) ->
     except EOFError:
         child.join()
         if child.exitcode not in (-signal.SIGKILL, -signal.SIGXCPU):
-            raise RuntimeError(f"a measurement ended with exit code {child.exitcode}") from None
-        answer = None
+            answer = _Raised(f"a measurement ended with exit code {child.exitcode}")
+        else:
+            answer = None
     finally:
         child.kill()
         child.join()
