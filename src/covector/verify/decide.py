@@ -79,7 +79,7 @@ class _Decision:
         An error that the tolerance allows, or that of the difference, is subtracted; the rest must be noise.
         """
         look = suspects.look
-        share = constants.SHARE * self._tol.atol * look.least(suspects.steps)
+        share = look.share * self._tol.atol * look.least(suspects.steps)
         allowed = (self._examiner.noise(look) + share)[:, 0]
         off = self._off(look.moves(suspects.steps), suspects.differences)
         while True:

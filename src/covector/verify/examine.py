@@ -41,7 +41,7 @@ class Examiner:
         noise = self.noise(look)
         steps = self._visible_steps(look, noise)
         with np.errstate(all="ignore"):
-            visible = float((noise / look.least(steps)).max()) + constants.SHARE * self.tol.atol
+            visible = float((noise / look.least(steps)).max()) + look.share * self.tol.atol
         size = max(1, self.numeric.chunk() // 2) if self.numeric.batches else len(look)
         if len(look) <= size:
             differences = look.differences(self.numeric, steps)
@@ -103,14 +103,14 @@ class Examiner:
     ) -> Suspects:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
         off = abs(self.off(look, steps, differences))
-        hidden, share = self._hidden(look, steps, noise), constants.SHARE * self.tol.atol * look.least(steps)
+        hidden, share = self._hidden(look, steps, noise), look.share * self.tol.atol * look.least(steps)
         if not hidden.any() and (off <= noise + share).all():
             return Suspects(look.part(slice(0, 0)), steps[:0], differences[:0])
         with np.errstate(all="ignore"):
             excess = (off - noise) / (self.tol.atol * look.least(steps))
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
         worst = np.where(np.isnan(excess), np.inf, excess).max((0, 2))
-        bad = np.flatnonzero(worst > constants.SHARE)
+        bad = np.flatnonzero(worst > look.share)
         order = bad[np.argsort(-worst[bad], kind="stable")]
         return Suspects(look.part(order), steps[order], differences[order])
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 
@@ -52,6 +52,16 @@ class Look:
     def shared(self) -> bool:
         """Whether one cell belongs to all columns of a group."""
         return self.gathered is None and self.groups.shape[1] > 1
+
+    @property
+    def share(self) -> float:
+        """The share of one entry's tolerance by which a cell may be off.
+
+        Errors of all columns meet in a shared cell, and add up as independent numbers do.
+        """
+        if not self.shared:
+            return constants.SHARE
+        return min(constants.SHARE * sqrt(self.groups.shape[1]), constants.SHARED)
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the groups."""
