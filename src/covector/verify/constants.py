@@ -13,8 +13,8 @@ SHARE = 0.02
 A cell adds up entries; two wrong ones have to cancel to within this share to be missed."""
 
 SHARED = 0.25
-"""The same for a cell that all columns share, at most. Errors of a fiftieth in each of n columns add up to
-the root of n fiftieths; a single wrong entry, which shows at its full size, has to stand out from that."""
+"""The same for a cell that all columns share, where the errors that are allowed add up: those of a derivative
+that is off by a fiftieth in each of 150 columns come to this. A single wrong entry shows at its full size."""
 
 ROUNDING = 1.0
 """How many units in the last place a computed output is off, as a standard deviation."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod, sqrt
+from math import prod
 
 import numpy as np
 
@@ -55,13 +55,8 @@ class Look:
 
     @property
     def share(self) -> float:
-        """The share of one entry's tolerance by which a cell may be off.
-
-        Errors of all columns meet in a shared cell, and add up as independent numbers do.
-        """
-        if not self.shared:
-            return constants.SHARE
-        return min(constants.SHARE * sqrt(self.groups.shape[1]), constants.SHARED)
+        """The share of one entry's tolerance by which a cell may be off."""
+        return constants.SHARED if self.shared else constants.SHARE
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the groups."""
