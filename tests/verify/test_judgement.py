@@ -334,6 +334,16 @@ def test_passing_kinks_hide_no_bug(size, factor, mode):
 
 
 @each_mode
+def test_passing_kinks_of_one_column_hide_no_wrong_entry_of_it(mode):
+    """More rows of one column at a kink than are judged at once, and one more that is wrong."""
+    wrong = custom(torch.sin, lambda x, g: 1.1 * g * x.cos())
+    function = lambda x: torch.cat([torch.relu(x).expand(12), wrong(x)])
+    report = report_of(function, leaf(0.0), kinks="pass", **mode)
+    assert report.outcome is FAILED, str(report)
+    assert any("[12]" in m.entry.output for m in report.worst.mismatches), str(report)
+
+
+@each_mode
 def test_a_passing_kink_hides_no_missing_entry(mode):
     """One output, a steep kink in one input, and a derivative that is missing for another."""
     x = leaf(0.0, 0.3)

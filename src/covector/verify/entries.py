@@ -56,7 +56,7 @@ class Entries:
         column, values = int(self._columns[place]), self._analytic[rows, place].tolist()
         judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column))
         self._record.add_column(column, judged)
-        self._severity[:, place] = 0.0
+        self._severity[rows, place] = 0.0
         return judged
 
     def _set_undefined_aside(self) -> None:

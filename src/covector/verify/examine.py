@@ -21,10 +21,13 @@ class Suspects:
     look: Look
     steps: np.ndarray
     differences: np.ndarray
+    excess: np.ndarray
+    """By how much each group is off, in units of what an entry is allowed."""
     visible: float = 0.0
     """The smallest error of an entry that would have shown in the look."""
     steady: bool = True
-    """Whether the worst group disagrees by something that has a place, as noise has not."""
+    """Whether what the worst group is off by stays, or grows fourfold, when the steps are doubled: that of a
+    wrong entry or of truncation does, and can be located by halving; that of noise does not."""
 
     def __len__(self) -> int:
         return len(self.look)
@@ -42,7 +45,7 @@ class Examiner:
         steps = self._visible_steps(look, noise)
         with np.errstate(all="ignore"):
             visible = float((noise / look.least(steps)).max()) + look.share * self.tol.atol
-        size = max(1, self.numeric.chunk() // 2) if self.numeric.batches else len(look)
+        size = max(1, self.numeric.chunk() // 2)
         if len(look) <= size:
             differences = look.differences(self.numeric, steps)
             return replace(self._suspicious(look, steps, differences, noise), visible=visible)
@@ -51,7 +54,7 @@ class Examiner:
             span = slice(start, start + size)
             part, made = look.part(span), steps[span]
             differences = part.differences(self.numeric, made)
-            found.append(self._suspicious(part, made, differences, noise if len(noise) == 1 else noise[span]))
+            found.append(self._suspicious(part, made, differences, noise[span]))
         return replace(_joined(found), visible=visible)
 
     def doubled(self, suspects: Suspects) -> Suspects:
@@ -105,14 +108,14 @@ class Examiner:
         off = abs(self.off(look, steps, differences))
         hidden, share = self._hidden(look, steps, noise), look.share * self.tol.atol * look.least(steps)
         if not hidden.any() and (off <= noise + share).all():
-            return Suspects(look.part(slice(0, 0)), steps[:0], differences[:0])
+            return Suspects(look.part(slice(0, 0)), steps[:0], differences[:0], np.zeros(0))
         with np.errstate(all="ignore"):
             excess = (off - noise) / (self.tol.atol * look.least(steps))
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
         worst = np.where(np.isnan(excess), np.inf, excess).max((0, 2))
         bad = np.flatnonzero(worst > look.share)
         order = bad[np.argsort(-worst[bad], kind="stable")]
-        return Suspects(look.part(order), steps[order], differences[order])
+        return Suspects(look.part(order), steps[order], differences[order], worst[order])
 
     def _gross(self, suspects: Suspects) -> bool:
         """Whether the worst group is off by more than the truncation error of a difference can be."""
@@ -135,9 +138,15 @@ class Examiner:
 
 
 def _joined(parts: Sequence[Suspects]) -> Suspects:
-    """The suspects of all chunks of a look."""
+    """The suspects of all chunks of a look, worst first."""
     some = [part for part in parts if len(part)] or list(parts[:1])
-    groups, weights = ([getattr(part.look, name) for part in some] for name in ("groups", "weights"))
-    look = replace(some[0].look, groups=np.concatenate(groups), weights=np.concatenate(weights))
-    steps, differences = ([getattr(part, name) for part in some] for name in ("steps", "differences"))
-    return Suspects(look, np.concatenate(steps), np.concatenate(differences))
+    excess = np.concatenate([part.excess for part in some])
+    order = np.argsort(-excess, kind="stable")
+    groups, weights = (
+        np.concatenate([getattr(part.look, name) for part in some])[order] for name in ("groups", "weights")
+    )
+    steps, differences = (
+        np.concatenate([getattr(part, name) for part in some])[order] for name in ("steps", "differences")
+    )
+    look = replace(some[0].look, groups=groups, weights=weights)
+    return Suspects(look, steps, differences, excess[order])

@@ -126,9 +126,9 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         numeric.limit = numeric.runs + 2 * _FEW
         numeric.columns(np.arange(min(_FEW, width)))
     count = budget.columns(numeric)
-    whole = count == width
+    whole = count == width and height * width <= budget.entries
     if not whole:
-        rows = _spread(height, count, [m.row for m in mismatches])
+        rows = _spread(height, min(count, budget.sample), [m.row for m in mismatches])
         columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(run, mode, rows, columns)
     numeric.limit = numeric.runs + 2 * columns.numel()

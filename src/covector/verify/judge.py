@@ -5,7 +5,7 @@ A stencil holds f at x + j h for j = -3 ... 3. With c_j = (f(x + jh) - f(x - jh)
 estimate, and the difference of the two bounds its truncation error. The noise of f is what its differences
 of order 4, 5 and 6 hold, because those of a smooth function vanish with h^4 (More and Wild, Estimating
 computational noise, 2011); independent errors of size s make the k-th difference as large as s times the
-root of the binomial coefficient (2k, k), and the slope wrong by 1.09 s / h. A kink at x fills these
+root of the binomial coefficient (2k, k), and the slope wrong by 1.08 s / h. A kink at x fills these
 differences too; third differences of either side do not see it, and so tell it from noise.
 
 The first stencil has the length of the look. Where truncation dominates, the function is not defined, or it
@@ -139,7 +139,7 @@ class ColumnJudgement:
     entries: tuple[Judgement, ...]
     slopes: tuple[Slopes, ...]
     length: float
-    """The step whose central difference is the closest to the slope."""
+    """A step at which the truncation error of a central difference is small; 0 if no stencil was usable."""
     noise: np.ndarray
     """The size of the errors in each output, as far as it was measured."""
 
@@ -213,7 +213,7 @@ def _truncation(slopes: list[Slopes], row: int) -> float:
 
 
 def _measured(slopes: list[Slopes], rounding: np.ndarray) -> np.ndarray:
-    """The noise of each output, from the side that knows it best; a kink is no noise."""
+    """The largest noise that third differences of either side show; a kink at the point is not in them."""
     levels = [s.side_noise * s.length / (constants.SIGMAS * _OF_SLOPE) for s in slopes]
     finite = [np.where(np.isfinite(level), level, 0.0) for level in levels]
     return np.max([rounding, *finite], axis=0)

@@ -29,7 +29,7 @@ def locate_column(
             differences = cotangent @ numeric.differences(moves)[0]
             first = float(differences - analytic.mixed_along(moves)[which, 0])
         # Outside of the domain is where to look first.
-        if abs(first) >= abs(off - first) or first != first:
+        if not np.isfinite(first) or abs(first) >= abs(off - first):
             columns, steps, off = columns[:half], steps[:half], first
         else:
             columns, steps, off = columns[half:], steps[half:], off - first
@@ -52,8 +52,8 @@ def locate_row(analytic: Analytic, column: int, numeric_column: np.ndarray, whic
         part[half] = cotangent[half]
         pulled = float(analytic.pull_coordinates(torch.from_numpy(part))[column])
         with np.errstate(all="ignore"):
-            first = float(np.nansum(part * numeric_column)) - pulled
-        if abs(first) >= abs(off - first) or first != first:
+            first = float(cotangent[half] @ numeric_column[half]) - pulled
+        if not np.isfinite(first) or abs(first) >= abs(off - first):
             rows, off = half, first
         else:
             rows, off = rows[len(half) :], off - first

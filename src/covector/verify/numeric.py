@@ -159,11 +159,9 @@ class Numeric:
         return 8 * sum(self.problem.shape) + graph.size_in_bytes(self.problem.reached.inner)
 
     def chunk(self) -> int:
-        """How many points are evaluated at once."""
-        if self._trusted is False:
-            return 1
-        numbers = constants.BATCH_NUMBERS // max(1, sum(self.problem.shape))
-        return max(1, min(numbers, self._bytes // self._run_bytes))
+        """How many points are evaluated at once, or held in memory to be evaluated one by one."""
+        numbers = max(1, constants.BATCH_NUMBERS // max(1, sum(self.problem.shape)))
+        return numbers if self._trusted is False else max(1, min(numbers, self._bytes // self._run_bytes))
 
     def _chunks(self, points: np.ndarray) -> Iterator[np.ndarray]:
         size = self.chunk()

@@ -22,14 +22,16 @@ def held_against(
         off = abs(low.mixed - high.mixed)
         slack = slack_of(high.mixed, rounding)
         if (off <= 0.5 * tol.atol + slack).all():
-            return verdict
+            visible = max(verdict.visible, 0.5 * tol.atol + float(slack.max()))
+            return replace(verdict, visible=visible)
         every = np.arange(low.problem.inputs.size)
         got, expected = low.columns(every), high.columns(every)
         slack = slack_of(expected, rounding)
         error, allowed = abs(got - expected), tol.atol + slack + tol.rtol * abs(expected)
         bad = ~(error <= allowed) & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
     if not bad.any():
-        return verdict
+        largest = float(np.where(np.isfinite(allowed), allowed, 0.0).max())
+        return replace(verdict, visible=max(verdict.visible, largest))
     rows, columns = np.nonzero(bad)
     order = np.argsort(-np.nan_to_num(error[rows, columns], nan=np.inf), kind="stable")[: constants.NAMED]
     problem, shown = low.problem, []
@@ -41,7 +43,8 @@ def held_against(
         values = float(got[row, column]), float(expected[row, column])
         bound = float(slack[row, 0])
         shown.append(Mismatch(entry, *values, bound, float(allowed[row, column]), "", row, column))
-    return replace(verdict, outcome=Outcome.FAILED, mismatches=tuple(shown))
+    unseen = len(rows) - len(shown)
+    return replace(verdict, outcome=Outcome.FAILED, mismatches=tuple(shown), unseen=unseen)
 
 
 def slack_of(rows: np.ndarray, rounding: float) -> np.ndarray:

@@ -327,8 +327,14 @@ class Problem:
         outputs = [leaf for leaf in self._leaves if is_differentiable(leaf)]
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
         away = [moved(tensor) for tensor in self.originals]
-        with torch.enable_grad(), shifted(self.originals, away):
-            there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
+        try:
+            with torch.enable_grad(), shifted(self.originals, away):
+                there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
+        except Exception:  # that these were moved is what it minds
+            self.raised = None
+            return True
+        if [t.shape for t in outputs] != [t.shape for t in there]:
+            return True
         return not all(map(same_bits, [t.detach() for t in outputs], [t.detach() for t in there]))
 
     def _captures(self) -> bool:

@@ -39,9 +39,9 @@ class Record:
         self._judged: dict[tuple[int, int], Judgement] = {}
 
     def take(self, look: str) -> None:
-        """Another look is taken; what shows in it replaces what would have shown in the last one."""
+        """Another look is taken, because the last could not decide: it starts anew, but for the stencils."""
         self._looks.append(look)
-        self.visible = 0.0
+        self.visible, self.unseen, self._judged = 0.0, 0, {}
 
     def show(self, error: float) -> None:
         """An error of this size would have shown, where it was looked for last."""

@@ -60,7 +60,7 @@ class CheckRun:
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
         self.probes = options.probes or min(constants.PROBES, len(problem.variables))
-        # In fast mode no more than one product along each direction and cotangent than torch takes.
+        # Fast mode takes two directions and one cotangent, or one and two, to stay near torch's numbers.
         self._cotangents = 1 if options.fast and self.probes > 1 else 2
         self.reverse = ReverseMap(problem, options.seed, cotangents=self._cotangents)
         self.verdicts: dict[str, Verdict] = {}
