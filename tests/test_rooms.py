@@ -29,6 +29,7 @@ ROOMS = [
     "api",
     "_redirect",
     "_index",
+    "_jacobians",
     "compat",
     "cases",
     "bench",

@@ -19,8 +19,10 @@ __all__ = [
     "BatchingWarning",
     "BudgetError",
     "CaseError",
+    "ComplexOutputError",
     "CovectorError",
     "CovectorWarning",
+    "DeprecatedNameWarning",
     "EmptyError",
     "ExclusiveOptionsError",
     "ForwardModeWarning",
@@ -32,6 +34,7 @@ __all__ = [
     "RandomnessError",
     "ResourceError",
     "StrictError",
+    "UnsteadyOutputError",
     "UnsupportedError",
 ]
 
@@ -69,6 +72,10 @@ class OutputError(CovectorError, TypeError, ValueError, RuntimeError):
     """The caller's function returned something that cannot be differentiated."""
 
 
+class ComplexOutputError(OutputError, AssertionError):
+    """The function returned complex numbers where the Jacobian of real ones was asked for."""
+
+
 class OptionError(CovectorError, ValueError, AssertionError):
     """The caller asked for checks that exclude each other."""
 
@@ -94,6 +101,10 @@ class GradcheckError(CovectorError, TorchGradcheckError):
     def __init__(self, text: str, report: Any = None) -> None:
         super().__init__(text)
         self.report = report
+
+
+class UnsteadyOutputError(GradcheckError, OutputError, AssertionError):
+    """The caller's function returns another shape or dtype at a nearby point, so it has no derivative."""
 
 
 class CaseError(CovectorError, ValueError):
@@ -134,6 +145,10 @@ class BatchingWarning(CovectorWarning):
 
 class PrecisionWarning(CovectorWarning):
     """A check has to difference in less than double precision."""
+
+
+class DeprecatedNameWarning(CovectorWarning, FutureWarning):
+    """A name that torch has deprecated, and that is here for code which uses it."""
 
 
 def warn(message: str, category: type[CovectorWarning]) -> None:

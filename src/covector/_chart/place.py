@@ -46,6 +46,11 @@ class Place(NamedTuple):
         """The shape of the tensor's coordinates, with a last axis of two for complex dtypes."""
         return (*self.shape, 2) if self.dtype.is_complex else self.shape
 
+    @property
+    def positions(self) -> Tensor:
+        """Where each element that has coordinates stands among all elements."""
+        return torch.arange(self.shape.numel())
+
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, still in its own shape."""
         if tensor.layout is not torch.strided:

@@ -147,6 +147,11 @@ class SparsePlace:
         """Whether the tensor could be laid out otherwise in memory."""
         return False
 
+    @property
+    def positions(self) -> Tensor:
+        """Where each element that has coordinates stands among all elements."""
+        return self.pattern.positions.reshape(-1)
+
     def to_real(self, tensor: Tensor) -> Tensor:
         """The coordinates of this tensor, or of these values."""
         values = tensor if tensor.layout is torch.strided else self._read(tensor)
