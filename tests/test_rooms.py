@@ -98,17 +98,31 @@ def imported_names(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+# Files of the engine that every room may import: what torch calls things and how it words them. They know
+# nothing of the rest.
+GROUND = ["containers", "messages", "tensors"]
+
+
 def test_rooms_import_one_way_only():
     """A module imports covector's rooms to its left only, and no room is missing from the list."""
+    ground = [f"covector._engine.{name}" for name in GROUND]
     for path in modules():
         room = room_of(path)
         if room == "__init__":
             continue
         assert room in ROOMS, f"{room} is not in the list of rooms"
         for name in imported_names(path):
-            if name.startswith("covector."):
+            if name.startswith("covector.") and name.rpartition(".")[0] not in ground:
                 target = name.split(".")[1]
                 assert ROOMS.index(target) <= ROOMS.index(room), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("name", GROUND)
+def test_the_ground_stands_on_nothing(name):
+    """What every room may import imports no room."""
+    names = list(imported_names(SOURCE / "_engine" / f"{name}.py"))
+    assert names
+    assert not [name for name in names if name.startswith("covector")]
 
 
 # What `diagnose` may know of `verify`: the evidence as data, not what evaluates a function.
@@ -126,14 +140,98 @@ def test_a_diagnosis_evaluates_nothing():
             assert ".derivatives" not in path.read_text(), path
 
 
+# Private names of Python's own: named tuples, and the frame of the caller.
+OF_PYTHON = {"_replace", "_getframe"}
+
+
+def private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined(tree):
+    """The names that a module gives to functions, classes, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def read_attributes(tree):
+    """The attributes that a module reads, also through `getattr` and its like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "attrgetter"):
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant) and type(a.value) is str)
+
+
+def outside_the_engine():
+    rooms = [(path, ast.parse(path.read_text())) for path in modules() if room_of(path) != "_engine"]
+    return [*rooms, (plugin := SOURCE.parent / "covector_pytest.py", ast.parse(plugin.read_text()))]
+
+
+def foreign(trees):
+    """Private attributes that these modules read and that none of them defines."""
+    ours = {name for _, tree in trees for name in defined(tree)} | OF_PYTHON
+    return [
+        f"{path.name}: {name}"
+        for path, tree in trees
+        for name in read_attributes(tree)
+        if private(name) and name not in ours
+    ]
+
+
+def matched_texts(tree):
+    """The places where a module looks into the text of an error."""
+    for node in ast.walk(tree):
+        compared = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+        if compared and ast.unparse(node.comparators[0]).startswith(("str(", "repr(")):
+            yield ast.unparse(node)
+        searched = isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.search", "re.match")
+        if searched and any("str(" in ast.unparse(argument) for argument in node.args):
+            yield ast.unparse(node)
+
+
 def test_private_torch_names_stay_in_the_engine():
-    """Outside the engine no module names torch's private modules, except the tree registry in _tree."""
-    for path in modules():
-        if room_of(path) == "_engine":
-            continue
-        text = path.read_text()
-        assert "torch._" not in text, path
-        assert ("torch.utils import _pytree" in text) == (path.name == "_tree.py"), path
+    """Outside the engine no module imports or names a private module of torch's, or reads an attribute."""
+    trees = outside_the_engine()
+    for path, tree in trees:
+        assert "torch._" not in path.read_text(), path
+        names = [name for name in imported_names(path) if name.startswith("torch.")]
+        assert not [name for name in names if any(map(private, name.split(".")))], path
+        assert not list(matched_texts(tree)), path
+    assert not foreign(trees)
+
+
+BREAKING = [
+    "def f(x): return x._version",
+    "def f(x): return getattr(x, '_backward_hooks', None)",
+    "class C:\n    def f(self, x): return self._kept, x.grad_fn._saved_self",
+]
+LOOKING = [
+    "def f(error): return 'leaf Variable' in str(error)",
+    "def f(error): return 'leaf Variable' not in str(error)",
+    "def f(error): return re.search('leaf', str(error))",
+]
+
+
+@pytest.mark.parametrize("code", BREAKING)
+def test_a_private_attribute_is_seen(code):
+    """The rule above notices the ways of reading one, and leaves our own alone."""
+    mine = "class D:\n    def __init__(self): self._kept = 1"
+    trees = [(Path("it.py"), ast.parse(code)), (Path("mine.py"), ast.parse(mine))]
+    assert len(foreign(trees)) == 1
+
+
+@pytest.mark.parametrize("code", LOOKING)
+def test_a_matched_text_is_seen(code):
+    """Whether an error says something is asked in `_engine/messages.py`."""
+    assert len(list(matched_texts(ast.parse(code)))) == 1
 
 
 def test_source_does_not_call_what_it_implements():

@@ -7,7 +7,6 @@ The map remembers the rung it stands on and why it left the ones above.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart, Repeated, real_dtype
-from covector._engine import forward, levels, reverse
+from covector._engine import forward, levels, messages, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.constants import without_zeros
@@ -33,8 +32,6 @@ from covector.errors import (
 )
 
 Tensors = list[Tensor]
-
-_CUSTOM_FUNCTION = "a custom autograd.Function"
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class LinearMap:
         try:
             return self._batched(stacks, randomness)
         except self._batch_failures as error:
-            if "randomness error mode" in str(error) and self._refuses_draws:
+            if messages.draws_in_batch(error) and self._refuses_draws:
                 raise self._random() from error
             failure = error
         try:
@@ -363,10 +360,10 @@ class Pushforward(LinearMap):
         return True
 
     def _without_rule(self, error: NotImplementedError) -> None:
-        operation = missing_forward_rule(error)
+        operation = messages.missing_forward_rule(error)
         if operation is None:
             raise error
-        fused = "scaled_dot_product" in operation
+        fused = messages.names_fused_attention(operation)
         self._go_around(operation, differentiable_attention() if fused else nullcontext())
 
     def _go_around(self, operation: str, setting: AbstractContextManager[None]) -> None:
@@ -380,7 +377,7 @@ class Pushforward(LinearMap):
             self.evaluation, self._other = pullback.evaluation, _by_rows(pullback)
         else:
             self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
-            if operation == _CUSTOM_FUNCTION:
+            if operation == messages.CUSTOM_FUNCTION:
                 operation = ", ".join(linear.without_jvp()) or operation
             self.evaluation = linear.evaluation
             self._other = through_graph(linear, lambda: Pullback(self._caller, self._run, self._arguments))
@@ -461,12 +458,3 @@ def _linearize(
 ) -> reverse.Linearization:
     with setting:
         return reverse.linearize(run, arguments.leaves, arguments.chosen)
-
-
-def missing_forward_rule(error: NotImplementedError) -> str | None:
-    """The operation whose forward-mode rule torch misses, if that is what this error says."""
-    text = str(error)
-    if "implement the jvp function" in text:
-        return _CUSTOM_FUNCTION
-    found = re.search(r"forward AD with (\S+) that does not support it", text)
-    return found.group(1) if found else None

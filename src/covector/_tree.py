@@ -1,7 +1,7 @@
 """Trees of tensors: flatten, rebuild, name the leaves, and pick the arguments to differentiate.
 
 A container is whatever torch's own registry knows (tuples, lists, dicts, named tuples, dataclasses
-that the user registered), so this is the one module beside the engine that reads that registry.
+that the user registered).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils import _pytree as registry
 
+from covector._engine.containers import registry
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
 
 Spec: TypeAlias = registry.TreeSpec
@@ -25,7 +25,7 @@ Argnames = str | tuple[str, ...] | None
 _NO_KEYWORDS: dict[str, Any] = {}
 _NOTHING: list[Any] = []
 
-LEAF = registry.treespec_leaf()
+LEAF: Spec = registry.tree_flatten(0)[1]
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
@@ -47,7 +47,7 @@ def _all_tensors(values: Sequence[Any]) -> bool:
 @cache
 def tuple_of(count: int) -> Spec:
     """The structure of a tuple of this many leaves."""
-    return registry.treespec_tuple([LEAF] * count)
+    return registry.tree_flatten((0,) * count)[1]
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:

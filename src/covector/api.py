@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.nn import Module
 
+from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
 from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
@@ -28,7 +29,6 @@ from covector.verify.arguments import arguments_of, as_tuple, caller_of, checked
 from covector.verify.checks import run_checks
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
-from covector.verify.kernels import missing_kernel
 from covector.verify.problem import Problem
 from covector.verify.run import CheckRun, Options
 from covector.verify.second import backward_of, random_cotangents

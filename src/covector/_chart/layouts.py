@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from covector._engine.tensors import coo_indices, coo_values
+
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the coordinates of a tensor with this dtype."""
@@ -23,7 +25,7 @@ def _compressed_columns(tensor: Tensor) -> tuple[Tensor, ...]:
 
 # The indices of a sparse tensor, by its layout. What is not in this table is not sparse.
 INDICES: dict[torch.layout, Callable[[Tensor], tuple[Tensor, ...]]] = {
-    torch.sparse_coo: lambda tensor: (tensor._indices(),),
+    torch.sparse_coo: lambda tensor: (coo_indices(tensor),),
     torch.sparse_csr: _compressed_rows,
     torch.sparse_csc: _compressed_columns,
     torch.sparse_bsr: _compressed_rows,
@@ -69,7 +71,7 @@ def dense(tensor: Tensor) -> Tensor:
 def values_of(tensor: Tensor) -> Tensor:
     """The numbers that a tensor holds, in strided layout and in its own memory."""
     if tensor.layout is torch.sparse_coo:
-        return tensor._values()
+        return coo_values(tensor)
     return tensor.values() if tensor.layout in INDICES else tensor
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covector._chart.layouts import BLOCKED, INDICES, SUPPORTED, ShapeChange, dense, is_sparse, values_of
 from covector._chart.place import Flaw, index
+from covector._engine.messages import is_unsorted
 from covector._lazy import lazy
 
 # torch declares another signature than the one it documents.
@@ -327,7 +328,7 @@ def _broken(tensor: Tensor, is_output: bool) -> str | None:
         Pattern.of(tensor).build(values_of(tensor), check=True)
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        if is_output and "sorted and distinct" in reason:
+        if is_output and is_unsorted(error):
             return None  # torch's own product of two CSR matrices does not sort
         return (
             f"violates the invariants of {tensor.layout}: {reason}. Build it with check_invariants=True to "

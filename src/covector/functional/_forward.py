@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from covector._engine import forward, levels
+from covector._engine.tensors import version
 from covector._engine.watch import ForwardWatch, NotForward
 from covector.functional._door import Call, Tensors, accept_any, runner
 
@@ -51,13 +52,13 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
     run = runner(call._replace(caller=call.caller._replace(function=watched)), accept_any)
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
     copies = [tensor.clone() for tensor in call.inputs]
-    versions = [copy._version for copy in copies]
+    versions = [version(copy) for copy in copies]
     pushed = forward.push(run, copies, range(len(copies)), direction)
     lost = any(
         tangent is None and (output.is_floating_point() or output.is_complex())
         for output, tangent in zip(pushed.evaluation.outputs, pushed.tangents, strict=True)
     )
-    if lost or versions != [copy._version for copy in copies]:
+    if lost or versions != [version(copy) for copy in copies]:
         raise NotForward
     return pushed
 

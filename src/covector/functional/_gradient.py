@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from covector._engine import reverse
 from covector._engine.attention import differentiable_attention
+from covector._engine.messages import is_fused_attention
 from covector.errors import CovectorError, StrictError
 from covector.functional._door import Call, accept_one_number, runner
 
@@ -24,7 +25,7 @@ def second_order(call: Call, use: Use[Result]) -> Result:
     except CovectorError:
         raise
     except RuntimeError as error:
-        if "scaled_dot_product" not in str(error):
+        if not is_fused_attention(error):
             raise
     with differentiable_attention():
         return use(_record(call))

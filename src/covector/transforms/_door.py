@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from covector._engine import messages
 from covector._engine.reverse import Run
 from covector._engine.short import ShortRun
 from covector._tree import (
@@ -149,13 +150,13 @@ def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> 
 
 def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     """The error itself, or ours where torch's does not say what to do."""
-    if "nference tensor" in str(error):
+    if messages.has_inference_tensor(error):
         return InferenceModeError(
             f"{caller}: the function uses a tensor that was made under torch.inference_mode(); such a "
             "tensor keeps no graph, so it cannot take part in a derivative. Make it outside "
             "inference_mode (torch.no_grad() is enough), or pass a .clone() made outside."
         )
-    if "mutate a captured Tensor" in str(error):
+    if messages.mutates_captured(error):
         return UnsupportedError(
             f"{caller}: the function would mutate a captured Tensor, which torch does not allow inside a "
             "batch or a nested transform (batch normalization in training mode does so with its running "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._engine.messages import writes_to_leaf
 from covector._engine.reverse import Run
 from covector._tree import Arguments, Evaluation, unflatten
 from covector.errors import Caller
@@ -106,15 +107,11 @@ def _on_copies(run: Run) -> Run:
         try:
             return run([_copy(leaf) if not _protected(leaf) else leaf for leaf in leaves])
         except RuntimeError as error:
-            if WRITTEN not in str(error):
+            if not writes_to_leaf(error):
                 raise
         return run([_copy(leaf) for leaf in leaves])
 
     return copying
-
-
-# What torch says when a leaf that requires grad is written to.
-WRITTEN = "leaf Variable that requires grad"
 
 
 def _protected(leaf: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from covector._engine.attention import differentiable_attention
+from covector._engine.messages import is_fused_attention
 from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, CovectorError, UnsupportedError
@@ -26,7 +27,7 @@ def reverse_first(by_reverse: Callable[[], T], by_forward: Callable[[], T]) -> T
         raise
     except RuntimeError as error:
         failure = error
-    if "scaled_dot_product" in str(failure):
+    if is_fused_attention(failure):
         with differentiable_attention():
             return by_reverse()
     try:

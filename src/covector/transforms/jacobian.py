@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import outside_graphs
+from covector._engine.messages import writes_to_leaf
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums
 from covector.errors import Caller
 from covector.transforms._derive import Options, derive
 from covector.transforms._door import check_function, evaluated, run_short
 from covector.transforms._plan import Plan, by_sizes
-from covector.transforms._question import WRITTEN, Question
+from covector.transforms._question import Question
 
 
 @outside_graphs
@@ -131,7 +132,7 @@ def _by_one_tensor(caller: Caller, options: Options, args: tuple[Any, ...], aske
     try:
         run = run_short(caller, args, (0,))
     except RuntimeError as error:
-        if WRITTEN not in str(error):
+        if not writes_to_leaf(error):
             raise
         return _answered(Question(caller, options, args, {}), asked)
     shown = run.shown()

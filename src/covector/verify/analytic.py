@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from covector._engine import forward, graph
+from covector._engine.messages import CUSTOM_FUNCTION, missing_forward_rule, missing_kernel
 from covector._lazy import lazy
-from covector._linear import LinearMap, missing_forward_rule
+from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify import constants
-from covector.verify.kernels import missing_kernel
 from covector.verify.problem import Problem
 from covector.verify.vectors import Cotangents, cotangents_of, unit
 
@@ -252,7 +252,7 @@ class ForwardMap(_QuietMap):
             if operation is None:
                 raise
             names = graph.functions_without("jvp", problem.graph_outputs)
-            if "custom" in operation and names:
+            if operation == CUSTOM_FUNCTION and names:
                 raise UnsupportedError(
                     f"{', '.join(names)} defines no jvp, which forward mode needs; define it, or leave "
                     "check_forward_ad out"

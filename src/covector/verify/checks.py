@@ -12,10 +12,10 @@ from torch import Tensor
 from covector._chart import Chart, Sampled, ShapeChange, same_numbers, values_of
 from covector._engine import graph
 from covector._engine.batch import Apply, batched, looped
+from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.analytic import ZeroMap
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
-from covector.verify.kernels import missing_kernel
 from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
 from covector.verify.problem import Impure

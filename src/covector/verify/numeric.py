@@ -17,6 +17,7 @@ from covector._engine import graph
 from covector._engine.batch import batched
 from covector._engine.levels import GradMode
 from covector._engine.memory import Watch
+from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
 from covector.errors import ResourceError
 from covector.verify import constants
@@ -122,7 +123,7 @@ class Numeric:
         except Exception as error:
             if error is not self.problem.raised:
                 raise
-            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise ResourceError(
                     f"{self.problem.caller}: the function ran out of memory: {error}"
                 ) from error

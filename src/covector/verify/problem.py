@@ -18,6 +18,7 @@ from covector._chart import Chart, Sampled, ShapeChange, moved, refusal, sampled
 from covector._engine import graph
 from covector._engine.leaves import like
 from covector._engine.levels import GradMode
+from covector._engine.messages import reads_beyond_storage
 from covector._lazy import lazy
 from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
@@ -96,8 +97,7 @@ class Problem:
         try:
             self._record()
         except RuntimeError as error:
-            # The function looks beyond its input, into the storage that the caller's tensor is a view of.
-            if "out of bounds for storage" not in str(error):
+            if not reads_beyond_storage(error):
                 raise
             return True
         return self._uses_originals()

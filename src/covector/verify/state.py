@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from threading import Lock
@@ -13,8 +12,9 @@ from torch.nn import Module
 
 from covector._engine.batch import show_remarks
 from covector._engine.levels import EagerTensors, default_device
+from covector._engine.messages import NO_BATCHING_RULE
 
-_REMARK = ("ignore", re.compile("There is a performance drop"), Warning, None, 0)
+_REMARK = ("ignore", NO_BATCHING_RULE, Warning, None, 0)
 _lock = Lock()
 _inside = 0
 

@@ -1,0 +1,99 @@
+"""What torch's errors and warnings say. Where torch rewords one, this file changes and no other.
+
+Each function answers one question about an error. Where the text is a new one, the answer is no, and the
+error reaches the caller as torch raised it.
+"""
+
+from __future__ import annotations
+
+import re
+
+CUSTOM_FUNCTION = "a custom autograd.Function"
+
+# Said of an operation that vmap applies point by point.
+NO_BATCHING_RULE = re.compile("There is a performance drop")
+
+# What torch says when it does not have an operation for sparse tensors, or not its derivative.
+_LACKING = {
+    r"Could not run '([^']+)' with arguments from the '((?:Sparse|Mkldnn)\w+)' backend": r"\1 on \2 tensors",
+    r"derivative for (aten::_sparse\w+) is not implemented": r"a derivative of \1",
+    r"(\w+) does not support automatic differentiation for outputs with complex dtype": (
+        r"a derivative of \1 for complex numbers"
+    ),
+    r"Sparse (\w+) tensors do not have (strides|is_contiguous)": (
+        r"an operation of this backward on \1 tensors"
+    ),
+    r"conversion from (Sparse\w*) to (Sparse\w+) for input tensors with sparse_dim\(\)!=2": (
+        r"a conversion from \1 to \2 with batch dimensions"
+    ),
+    r"Expect the same number of specified elements per batch": (
+        "a batch of compressed tensors that differ in their number of elements"
+    ),
+    r"unsupported tensor layout: (Sparse\w+)": r"an operation of this backward on \1 tensors",
+    r"addmm: computation on \w+ is not implemented for (.+)": r"addmm for \1",
+    r"Sparse division requires a scalar": "a division by a sparse tensor",
+    r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
+}
+
+
+def missing_kernel(error: Exception) -> str | None:
+    """The operation that torch does not have for sparse tensors, if that is what this error says."""
+    text = str(error)
+    for said, meant in _LACKING.items():
+        if found := re.search(said, text):
+            return found.expand(meant)
+    return None
+
+
+def missing_forward_rule(error: NotImplementedError) -> str | None:
+    """The operation whose forward-mode rule torch misses, if that is what this error says."""
+    text = str(error)
+    if "implement the jvp function" in text:
+        return CUSTOM_FUNCTION
+    found = re.search(r"forward AD with (\S+) that does not support it", text)
+    return found.group(1) if found else None
+
+
+def is_fused_attention(error: Exception) -> bool:
+    """Whether fused attention lacks the derivative that was asked for."""
+    return names_fused_attention(str(error))
+
+
+def names_fused_attention(operation: str) -> bool:
+    """Whether this is the name of a kernel of fused attention, or has it inside."""
+    return "scaled_dot_product" in operation
+
+
+def has_inference_tensor(error: Exception) -> bool:
+    """Whether a tensor made in inference mode was used where a graph is needed."""
+    return "nference tensor" in str(error)
+
+
+def mutates_captured(error: Exception) -> bool:
+    """Whether the function would change a tensor from outside, inside a batch or a nested transform."""
+    return "mutate a captured Tensor" in str(error)
+
+
+def writes_to_leaf(error: Exception) -> bool:
+    """Whether the function would change, in place, a leaf that requires grad."""
+    return "leaf Variable that requires grad" in str(error)
+
+
+def draws_in_batch(error: Exception) -> bool:
+    """Whether the function drew random numbers in a batch that was told to refuse that."""
+    return "randomness error mode" in str(error)
+
+
+def reads_beyond_storage(error: Exception) -> bool:
+    """Whether the function looked beyond its input, into the rest of the storage that it is a view of."""
+    return "out of bounds for storage" in str(error)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory did not suffice."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def is_unsorted(error: Exception) -> bool:
+    """Whether the indices of a compressed tensor are in no order, which its values do not mind."""
+    return "sorted and distinct" in str(error)

@@ -1,0 +1,20 @@
+"""What one tensor tells about itself by private names alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def version(tensor: Tensor) -> int:
+    """A number that grows with every change of the tensor in place."""
+    return tensor._version
+
+
+def coo_indices(tensor: Tensor) -> Tensor:
+    """The indices of a COO tensor, coalesced or not; the public method refuses those that are not."""
+    return tensor._indices()
+
+
+def coo_values(tensor: Tensor) -> Tensor:
+    """The values of a COO tensor, coalesced or not, in its own memory."""
+    return tensor._values()
