@@ -103,7 +103,12 @@ def test_selection(argnums, argnames, paths, single):
         ((0,), "a", ArgumentValueError, "selected twice"),
         ((), None, ArgumentValueError, "nothing to differentiate"),
         (0, (), ArgumentValueError, None),
-        ([0], None, ArgumentTypeError, "argnums must be an int or a tuple of ints, got [0] (list)"),
+        (
+            [0],
+            None,
+            ArgumentTypeError,
+            "argnums must be an int, a tuple of ints, or None for all, got [0] (list)",
+        ),
         (True, None, ArgumentTypeError, "got True (bool)"),
         (("a",), None, ArgumentTypeError, "argnums must hold ints, got 'a' (str)"),
         (1, "scale", ArgumentValueError, "give a tuple: argnums=(1,)"),

@@ -21,12 +21,14 @@ from covector._engine import forward, levels, messages, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.constants import without_zeros
+from covector._engine.watch import always_recording
 from covector._tree import Arguments, Evaluation
 from covector.errors import (
     BatchingWarning,
     Caller,
     ForwardModeWarning,
     RandomnessError,
+    UnsupportedError,
     first_sentence,
     warn,
 )
@@ -196,7 +198,7 @@ class Gathered:
         size = images[0].shape[0] if images else self._count
         if size >= self._count or levels.active() or levels.dual_level_open():
             return False
-        return not any(image.requires_grad for image in images)
+        return not any(image.requires_grad or image.layout is not torch.strided for image in images)
 
     def whole(self) -> Tensors:
         """All of them, stacked along the first axis."""
@@ -214,9 +216,15 @@ class Pullback(LinearMap):
 
     label = "reverse mode"
 
-    def __init__(self, caller: Caller, run: reverse.Run, arguments: Arguments) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        run: reverse.Run,
+        arguments: Arguments,
+        at_top: type[reverse.PlainScope] = reverse.PlainScope,
+    ) -> None:
         super().__init__(caller)
-        self._recording = reverse.record(run, arguments.leaves, arguments.chosen)
+        self._recording = reverse.record(run, arguments.leaves, arguments.chosen, at_top)
         self.evaluation = self._recording.evaluation
 
     @classmethod
@@ -227,8 +235,8 @@ class Pullback(LinearMap):
         pullback._recording, pullback.evaluation = recording, recording.evaluation
         return pullback
 
-    def apply(self, direction: Tensors) -> Tensors:
-        return self._recording.pull(direction)
+    def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
+        return self._recording.pull(direction, keep=keep)
 
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""
@@ -239,7 +247,7 @@ class Pullback(LinearMap):
 
     def apply_last(self, direction: Tensors) -> Tensors:
         """The image of one direction, after which the graph may be gone."""
-        return self._recording.pull(direction, keep=False)
+        return self.apply(direction, keep=False)
 
 
 class NoForwardRule(Exception):
@@ -260,7 +268,7 @@ class Pushforward(LinearMap):
     ) -> None:
         super().__init__(caller)
         self._may_go_around = go_around
-        self._run = run
+        self._run = always_recording(run)
         alone = forward.nobody_records(arguments.leaves)
         self._moving_run = without_zeros(caller.function, run) if alone else run
         self._arguments = arguments
@@ -278,7 +286,7 @@ class Pushforward(LinearMap):
             try:
                 pushed = self._push(direction)
                 if not self._tangent_lost(pushed):
-                    return pushed.filled()
+                    return self._settled(pushed)
             except NotImplementedError as error:
                 self._without_rule(error)
         assert self._other is not None
@@ -291,6 +299,13 @@ class Pushforward(LinearMap):
         self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed
 
+    def _settled(self, pushed: forward.Pushed) -> Tensors:
+        """What was pushed forward, batched where a primal is."""
+        if not levels.active():
+            return [reverse.released(image) for image in pushed.filled()]
+        primals = self._arguments.primals()
+        return [levels.in_batches_of(image, primals) for image in pushed.filled()]
+
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         if randomness == "same":
             self._replay_draws(randomness)
@@ -301,7 +316,7 @@ class Pushforward(LinearMap):
                 self._without_rule(error)
             else:
                 if not self._tangent_lost(pushed):
-                    return images
+                    return images if levels.active() else [reverse.released(image) for image in images]
         assert self._other is not None
         return batched(self._other, stacks, randomness)
 
@@ -312,7 +327,7 @@ class Pushforward(LinearMap):
         def push_with_aux(direction: Tensors) -> Tensors:
             pushed = self._push(direction)
             pushes.append(pushed)
-            return pushed.filled() + [x for x in pushed.evaluation.aux if isinstance(x, Tensor)]
+            return self._settled(pushed) + [x for x in pushed.evaluation.aux if isinstance(x, Tensor)]
 
         images = batched(push_with_aux, stacks, randomness)
         evaluation = pushes[0].evaluation
@@ -373,8 +388,7 @@ class Pushforward(LinearMap):
         try:
             linear = _linearize(self._run, self._arguments, setting)
         except RuntimeError:  # a backward that cannot be recorded
-            pullback = Pullback(self._caller, self._run, self._arguments)
-            self.evaluation, self._other = pullback.evaluation, _by_rows(pullback)
+            self._other = self._rows_instead_of(operation)
         else:
             self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
             if operation == messages.CUSTOM_FUNCTION:
@@ -388,18 +402,35 @@ class Pushforward(LinearMap):
             ForwardModeWarning,
         )
 
+    def _rows_instead_of(self, operation: str) -> Apply:
+        try:
+            pullback = Pullback(self._caller, self._run, self._arguments)
+            self.evaluation = pullback.evaluation
+            return _by_rows(pullback)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"{self._caller}: torch has no forward-mode rule for {operation}, and the pullback, which "
+                f"could replace it, failed: {first_sentence(error)}."
+            ) from error
+
 
 class Linearized(LinearMap):
     """u -> J u through the graph of the pullback: the function is run once, here."""
 
     label = "linearized"
 
-    def __init__(self, caller: Caller, run: reverse.Run, arguments: Arguments) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        run: reverse.Run,
+        arguments: Arguments,
+        at_top: type[reverse.PlainScope] = reverse.PlainScope,
+    ) -> None:
         super().__init__(caller)
         try:
-            linear = _linearize(run, arguments, nullcontext())
+            linear = _linearize(run, arguments, nullcontext(), at_top)
             if linear.obstacle is not None:
-                linear = _linearize(run, arguments, differentiable_attention())
+                linear = _linearize(run, arguments, differentiable_attention(), at_top)
         except RuntimeError as error:
             pullback = _pullback_after(error, caller, run, arguments)
             self.evaluation, self._push = pullback.evaluation, _by_rows(pullback)
@@ -454,7 +485,10 @@ def _by_rows(pullback: Pullback) -> Apply:
 
 
 def _linearize(
-    run: reverse.Run, arguments: Arguments, setting: AbstractContextManager[None]
+    run: reverse.Run,
+    arguments: Arguments,
+    setting: AbstractContextManager[None],
+    at_top: type[reverse.PlainScope] = reverse.PlainScope,
 ) -> reverse.Linearization:
     with setting:
-        return reverse.linearize(run, arguments.leaves, arguments.chosen)
+        return reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)

@@ -19,7 +19,7 @@ from covector._engine.containers import registry
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
 
 Spec: TypeAlias = registry.TreeSpec
-Argnums = int | tuple[int, ...]
+Argnums = int | tuple[int, ...] | None
 Argnames = str | tuple[str, ...] | None
 
 _NO_KEYWORDS: dict[str, Any] = {}
@@ -226,8 +226,8 @@ def select(
     arguments = Arguments(args, kwargs)
     if argnames is None and type(argnums) is int and 0 <= argnums < len(args):
         return arguments.select([arguments.slots[argnums]], single=True)
-    positions, names = _requested(caller, argnums, argnames)
     count = len(args)
+    positions, names = _requested(caller, argnums, argnames, count)
     slots = [arguments.slots[_position(caller, argnum, count)] for argnum in positions]
     slots += [_named(caller, arguments, name, count) for name in names]
     if len({slot.key for slot in slots}) != len(slots):
@@ -247,14 +247,16 @@ def select_all(args: Sequence[Any]) -> Arguments:
 
 
 def _requested(
-    caller: Caller, argnums: Argnums, argnames: Argnames
+    caller: Caller, argnums: Argnums, argnames: Argnames, count: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
-    if isinstance(argnums, tuple):
+    if argnums is None:
+        positions = tuple(range(count))
+    elif isinstance(argnums, tuple):
         positions = argnums
     elif not isinstance(argnums, int) or isinstance(argnums, bool):
         raise ArgumentTypeError(
-            f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r} "
+            f"{caller}: argnums must be an int, a tuple of ints, or None for all, got {argnums!r} "
             f"({type(argnums).__name__})."
         )
     elif names:

@@ -285,3 +285,27 @@ def test_integer_outputs_have_no_derivative():
     assert [p.dtype for p in product] == [torch.float64, torch.int64]
     assert product[1].eq(0).all()
     assert torch.equal(product[0], value[0])
+
+
+SPARSE = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]], dtype=torch.float64).to_sparse()
+ALONG = torch.tensor([[1.0, 5.0, 2.0], [0.0, -3.0, 0.0]], dtype=torch.float64).to_sparse()
+SPARSE_FUNCTIONS = {
+    "dense": lambda a: a.to_dense() * 2,
+    "product": lambda a: torch.sparse.mm(a, SPARSE.to_dense().T),
+    "sum": torch.sparse.sum,
+    "square": lambda a: (a * a).to_dense(),
+    "values": lambda a: a.coalesce().values() ** 2,
+    "sparse out": lambda a: a * 2,
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", SPARSE_FUNCTIONS)
+def test_jvp_of_a_sparse_input(name, create_graph):
+    """The product with a sparse vector is the original's."""
+    expected, got = (
+        library.jvp(SPARSE_FUNCTIONS[name], SPARSE, ALONG, create_graph=create_graph) for library in LIBRARIES
+    )
+    for a, b in zip(got, expected, strict=True):
+        assert a.layout == b.layout
+        torch.testing.assert_close(a.to_dense(), b.to_dense(), rtol=1e-12, atol=0)

@@ -44,7 +44,7 @@ MISTAKES = [
     ("argnums duplicate", lambda t: t.jacrev(two, argnums=(0, 0))(x, x), ArgumentValueError, "selected twice"),
     ("argnums duplicate negative", lambda t: t.jacfwd(two, argnums=(0, -2))(x, x), ArgumentValueError, "selected twice"),
     ("argnums empty", lambda t: t.grad(two, argnums=())(x, x), ArgumentValueError, "nothing to differentiate: argnums=(), argnames=None"),
-    ("argnums list", lambda t: t.grad(two, argnums=[0])(x, x), ArgumentTypeError, "argnums must be an int or a tuple of ints, got [0] (list)"),
+    ("argnums list", lambda t: t.grad(two, argnums=[0])(x, x), ArgumentTypeError, "argnums must be an int, a tuple of ints, or None for all, got [0] (list)"),
     ("argnums string", lambda t: t.hessian(two, argnums="a")(x, x), ArgumentTypeError, "got 'a' (str)"),
     ("vector output", lambda t: t.grad(identity)(x), OutputError, "grad(identity): the function must return a scalar (a tensor of shape ()), got shape (3,). Reduce it (.sum() or .mean()); or use jacrev/jacfwd for the whole Jacobian; or use vjp for the product with one cotangent."),
     ("one-element output", lambda t: t.grad(lambda x: x.sum().reshape(1))(x), OutputError, "got shape (1,)"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function, Variable
 from torch.autograd.function import once_differentiable
 
+from covector._engine import levels
 from covector.errors import UnsupportedError
 
 _LeafNode = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -66,6 +67,8 @@ class Survey(NamedTuple):
     """Through a custom Function whose backward is marked `once_differentiable`."""
     custom: bool = False
     """Through any custom Function."""
+    singly: bool = False
+    """Through a node whose batching rule is wrong."""
 
 
 NOWHERE = Survey(outside=False, dead_end=False, once=False)
@@ -76,6 +79,10 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 # Where torch makes the custom Functions of registered operators.
 _OPERATORS = "torch._library.autograd"
+
+# Nodes whose batching rule gives wrong numbers unless one of these operands is batched too (torch 2.13; found
+# by a sweep over torch's operators).
+_WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
 # Types of node that torch itself makes, as they are met: nothing has to be asked of them again.
 _plain: set[type] = {_LeafNode}
@@ -90,7 +97,7 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    dead_end = outside = once = by_hand = False
+    dead_end = outside = once = by_hand = singly = False
     inner: list[Any] = [tensor.grad_fn]
     seen: set[Any] = set()
     for node in inner:  # it grows on the way
@@ -115,12 +122,14 @@ def survey(tensor: Tensor) -> Survey:
         elif custom is not None:
             by_hand = True
             once = once or getattr(custom.backward, "__code__", None) is _ONCE
+        elif kind.__name__ in _WRONG_IN_BATCHES:
+            singly = True
         else:
             _plain.add(kind)
-    if not (outside or dead_end or by_hand):
+    if not (outside or dead_end or by_hand or singly):
         return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once, by_hand)
+    return Survey(outside or dead_end, dead_end, once, by_hand, singly)
 
 
 def nodes(tensor: Tensor) -> Iterator[Any]:
@@ -197,13 +206,18 @@ def kinds(tensors: Sequence[Tensor]) -> set[type]:
     return found
 
 
-# Nodes whose batching rule gives wrong numbers (torch 2.13; found by a sweep over torch's operators).
-_WRONG_IN_BATCHES = frozenset(["CdistBackward0"])
-
-
-def can_be_batched(tensors: Sequence[Tensor]) -> bool:
-    """Whether the graph behind these tensors has no node whose batching rule is known to be wrong."""
-    return not any(kind.__name__ in _WRONG_IN_BATCHES for kind in kinds(tensors))
+def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
+    """Raise if a cotangent is batched where the operands of a node are not that cannot deal with it."""
+    hidden = set[int]().union(*map(levels.batches, (*outputs, *cotangents)))
+    for output in outputs if hidden else ():
+        for node in nodes(output):
+            operands = _WRONG_IN_BATCHES.get(type(node).__name__)
+            if operands and hidden.difference(*(levels.batches(getattr(node, name)) for name in operands)):
+                raise UnsupportedError(
+                    f"torch's batching rule for {node.name()} gives wrong numbers where cotangents are "
+                    "batched and its operands are not. Pull the cotangents back one by one, without vmap, "
+                    "or use jacrev, which does so."
+                )
 
 
 def is_known(kind: type) -> bool:

@@ -6,6 +6,7 @@ body raises.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Self
 
@@ -43,6 +44,27 @@ def recording() -> bool:
     if innermost.level() == 1:
         return innermost.key() == _GRAD
     return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
+
+
+def batches(tensor: Tensor) -> set[int]:
+    """The numbers of the batching levels at which this tensor has a hidden axis."""
+    found = set()
+    while stack.is_functorch_wrapped_tensor(tensor):
+        if stack.is_batchedtensor(tensor):
+            found.add(stack.maybe_get_level(tensor))
+        tensor = stack.get_unwrapped(tensor)
+    return found
+
+
+def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """The tensor, with a hidden axis at every level at which one of the others has one.
+
+    A result that happens to be the same for all of a batch would otherwise come out of it without the axis.
+    """
+    for other in others:
+        if not batches(other) <= batches(tensor):
+            tensor = tensor + unwrap_if_dead(other).new_zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor
 
 
 def bare(tensor: Tensor) -> Tensor:
@@ -227,7 +249,9 @@ class FunctionalLevel:
         return stack._wrap_functional_tensor(tensor, self._number)
 
     def unwrap(self, tensor: Tensor) -> Tensor:
-        """The value of a tensor of this level."""
+        """The value of a tensor of this level; a tensor from outside (a captured one) is its own value."""
+        if not torch._is_functional_tensor(tensor):
+            return tensor
         torch._functionalize_sync(tensor)  # a mutation through a view may still be pending
         return stack._unwrap_functional_tensor(tensor, self._keep_views)
 

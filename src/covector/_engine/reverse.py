@@ -36,19 +36,31 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
-    __slots__ = ("_connected", "_eager", "_leaves", "_linked", "custom", "dead_end", "once")
+    __slots__ = (
+        "_connected",
+        "_eager",
+        "_leaves",
+        "_linked",
+        "custom",
+        "dead_end",
+        "once",
+        "shared",
+        "since",
+        "singly",
+    )
 
     def __init__(self) -> None:
+        self.since, self.shared = lasting(), False
         self._connected = torch.is_grad_enabled()
         self._linked = False
-        self.dead_end = self.once = self.custom = False
+        self.dead_end = self.once = self.custom = self.singly = False
         self._leaves: list[Tensor] = []
 
     @classmethod
-    def after(cls, leaves: list[Tensor], *, connected: bool) -> Self:
+    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
         """The scope of a run that is over, in which these were the leaves to differentiate by."""
         scope = cls()
-        scope._leaves, scope._connected = leaves, connected
+        scope._leaves, scope._connected, scope.shared = leaves, connected, shared
         return scope
 
     def __enter__(self) -> Self:
@@ -57,6 +69,7 @@ class PlainScope:
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self.shared = lasting() != self.since
         for leaf in self._leaves:
             graph.close_leaf(leaf)
         torch._C._set_grad_enabled(self._connected)
@@ -124,6 +137,11 @@ class PlainScope:
         self.dead_end = self.dead_end or found.dead_end
         self.once = self.once or found.once
         self.custom = self.custom or found.custom
+        self.singly = self.singly or found.singly
+
+    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+        """What was pulled back from outputs to a variable (`related`), as the caller may have it."""
+        return self.close(pulled)
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -159,20 +177,83 @@ class OpenScope(PlainScope):
         return tensor
 
 
+# How many pullbacks were handed out, to live as long as the caller likes. The graph of a run in which that
+# happened is shared with them, so it must not be freed.
+_lasting = 0
+
+
+def lasting() -> int:
+    """A number that grows with every pullback that is handed out."""
+    return _lasting
+
+
+def _count_pullback() -> None:
+    global _lasting
+    _lasting += 1
+
+
+class LastingScope(PlainScope):
+    """Reverse mode whose pullback is handed out.
+
+    It may be asked where grad mode is on again, and when the run that it was made in is over.
+    """
+
+    __slots__ = ()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _count_pullback()
+
+    @classmethod
+    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
+        """The scope of a run that is over, in which these were the leaves to differentiate by."""
+        _count_pullback()
+        return super().after(leaves, connected=connected, shared=shared)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and not tensor.is_inference():
+            self._linked = True
+            return tensor
+        return super()._stand_in(tensor)
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor with its graph only if that leads to something of the caller's."""
+        return tensor if levels.active() else released(tensor)
+
+
+def released(tensor: Tensor) -> Tensor:
+    """The tensor, without its graph if that leads to leaves of runs that are over and nowhere else."""
+    if not tensor.requires_grad or graph.leads_outside(tensor):
+        return tensor
+    return detached(tensor, keep_graph_of_tangent=torch.is_grad_enabled())
+
+
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
-    __slots__ = ("_eager", "_grad_enabled", "_level", "custom", "dead_end", "once")
+    __slots__ = (
+        "_eager",
+        "_grad_enabled",
+        "_level",
+        "custom",
+        "dead_end",
+        "once",
+        "shared",
+        "since",
+        "singly",
+    )
 
     def __enter__(self) -> Self:
+        self.since, self.shared = lasting(), False
         self._eager = levels.EagerTensors().__enter__()
         self._level = levels.GradLevel().__enter__()
-        self.dead_end = self.once = self.custom = False
+        self.dead_end = self.once = self.custom = self.singly = False
         self._grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self.shared = lasting() != self.since
         torch._C._set_grad_enabled(self._grad_enabled)
         self._level.__exit__(*exception)
         self._eager.__exit__(*exception)
@@ -193,6 +274,10 @@ class LevelScope:
         """Whether somebody could differentiate what a pull computes."""
         return torch.is_grad_enabled() or levels.dual_level_open()
 
+    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+        """What was pulled back, as the caller may have it: batched where the variable or an output is."""
+        return levels.in_batches_of(self.close(pulled), related)
+
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor as the caller may have it, once the level is left."""
         return levels.unwrap_if_dead(tensor)
@@ -202,6 +287,7 @@ class LevelScope:
         found = graph.survey(output)
         self.dead_end = self.dead_end or found.dead_end
         self.custom = self.custom or found.custom
+        self.singly = self.singly or found.singly
         return levels.unwrap_if_dead(output)
 
 
@@ -276,14 +362,17 @@ def _reach(
         return [None] * len(variables)
     if scope.dead_end:
         raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
+    if scope.singly:
+        graph.refuse_wrong_batches(outputs, cotangents)
     record = scope.must_record(cotangents)
+    keep = keep or scope.shared
     pulled: list[Tensor | None] = list(
         graph.backward(outputs, cotangents, variables, keep=keep, record=record)
     )
     for index, value in enumerate(pulled):
         if value is not None:
             value = graph.refused(value, variables) if record and scope.once else value
-            pulled[index] = scope.close(value)
+            pulled[index] = scope.settle(value, (variables[index], *outputs))
     return pulled
 
 
@@ -305,12 +394,19 @@ def record(
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
-def resumed(evaluation: Evaluation, variables: list[Tensor], *, connected: bool) -> Recording:
+def resumed(
+    evaluation: Evaluation,
+    variables: list[Tensor],
+    at_top: type[PlainScope],
+    *,
+    connected: bool,
+    shared: bool,
+) -> Recording:
     """The recording of a run that was made elsewhere at top level, on these leaves.
 
-    `connected` says whether the caller had grad mode on.
+    `connected` says whether the caller had grad mode on, `shared` whether a pullback was handed out inside.
     """
-    scope = PlainScope.after(variables, connected=connected)
+    scope = at_top.after(variables, connected=connected, shared=shared)
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
@@ -418,6 +514,13 @@ def _total(tensor: Tensor) -> float:
     return float(tensor.detach().sum().real)
 
 
+def _cotangent(output: Tensor) -> Tensor:
+    """Some cotangent of an output; torch cannot make ones in a sparse layout."""
+    if output.layout is torch.strided:
+        return torch.ones_like(output, requires_grad=False)
+    return torch.zeros_like(output, requires_grad=False)
+
+
 def linearize(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Linearization:
@@ -428,8 +531,7 @@ def linearize(
         variables = [inner[index] for index in chosen]
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [
-            scope.track(torch.ones_like(out, requires_grad=False)) if out.requires_grad else None
-            for out in evaluation.outputs
+            scope.track(_cotangent(out)) if out.requires_grad else None for out in evaluation.outputs
         ]
         outputs = [out for out in evaluation.outputs if out.requires_grad]
         along = [cotangent for cotangent in cotangents if cotangent is not None]
@@ -452,8 +554,8 @@ def _examined(linear: Linearization, kinds: set[type]) -> Linearization:
     obstacle = graph.first_undifferentiable(pulled)
     if obstacle is not None:
         return replace(linear, obstacle=obstacle)
-    if levels.active():  # the values cannot be looked at
-        return linear
+    if levels.active() or any(tensor.layout is not torch.strided for tensor in pulled):
+        return linear  # the values cannot be looked at
     if not linear.is_adjoint():
         return replace(linear, obstacle="a backward that loses part of its own derivative")
     if any(bool((tensor != 0).any()) for tensor in pulled):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
-from covector._engine.reverse import Recording, resumed
+from covector._engine.reverse import PlainScope, Recording, lasting, resumed
 from covector._tree import Evaluation
 
 
@@ -33,9 +33,10 @@ def applies(args: Sequence[Any]) -> bool:
 class ShortRun:
     """One run of a function on leaves of its own, some of which (`chosen`) are to be differentiated by."""
 
-    __slots__ = ("_connected", "returned", "variables")
+    __slots__ = ("_connected", "_shared", "returned", "variables")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
+        before = lasting()
         inner, variables = [], []  # in loops: a comprehension is a call of its own
         for value in args:
             inner.append(value.detach())
@@ -51,6 +52,7 @@ class ShortRun:
             torch._C._set_grad_enabled(connected)
             for variable in variables:
                 graph.close_leaf(variable)
+            self._shared = lasting() != before
 
     def shown(self) -> Tensor | None:
         """What was returned, without its graph; None where more than that has to be looked at."""
@@ -65,6 +67,7 @@ class ShortRun:
             return None
         variables = self.variables
         outputs, cotangents = (self.returned,), (cotangent,)
+        keep = keep or self._shared
         pulled = tuple(graph.backward(outputs, cotangents, variables, keep=keep, record=False))
         for value in pulled:
             if value is None:
@@ -89,6 +92,6 @@ class ShortRun:
             return None
         return rows.reshape(*shown.shape, *variable.shape)
 
-    def recording(self, evaluation: Evaluation) -> Recording:
+    def recording(self, evaluation: Evaluation, at_top: type[PlainScope] = PlainScope) -> Recording:
         """The same run, for the general way."""
-        return resumed(evaluation, self.variables, connected=self._connected)
+        return resumed(evaluation, self.variables, at_top, connected=self._connected, shared=self._shared)

@@ -1,8 +1,8 @@
-"""Watching a function run in forward mode: whether reverse mode would give something else, or sooner."""
+"""Where forward mode and reverse mode differ in what a function does, and watching it for that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,56 @@ from torch import Tensor
 from torch._C import TensorBase
 from torch.overrides import TorchFunctionMode
 
+from covector._engine.reverse import Run
+from covector._tree import Evaluation
+
 _unpack_dual = torch._VF._unpack_dual
+
+
+class _AlwaysRecording(TorchFunctionMode):
+    """Inside, nothing switches grad mode off: forward mode would not have seen it either.
+
+    What the function writes to a leaf meanwhile (a buffer, a weight) is not recorded.
+    """
+
+    _off = False
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        if function is torch._C._set_grad_enabled:
+            self._off = not arguments[0]
+            return None
+        if self._off and any(leaf.is_leaf for leaf in _written(function, arguments, keywords)):
+            with torch.no_grad():
+                return function(*arguments, **(keywords or {}))
+        return function(*arguments, **keywords) if keywords else function(*arguments)
+
+
+def _written(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any] | None
+) -> Iterator[Tensor]:
+    """The tensors that an operation writes to, as far as its name and keywords tell."""
+    name = getattr(function, "__name__", "")
+    in_place = name == "__setitem__" or name.startswith("__i") or (name[-1:] == "_" and name[-2:] != "__")
+    targets = [arguments[0]] if in_place and arguments else []
+    out = (keywords or {}).get("out")
+    targets += out if isinstance(out, tuple | list) else [out]
+    return (target for target in targets if isinstance(target, Tensor))
+
+
+def always_recording(run: Run) -> Run:
+    """The same run, for a graph that stands in for forward mode: a `torch.no_grad()` inside is not obeyed."""
+
+    def recording(leaves: list[Any]) -> Evaluation:
+        with _AlwaysRecording():
+            return run(leaves)
+
+    return recording
 
 
 class NotForward(Exception):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart
-from covector._engine import graph, reverse
+from covector._engine import reverse
 from covector._linear import LinearMap
 from covector.errors import Caller
 from covector.functional._door import Call, Tensors, check_reached
@@ -80,7 +80,7 @@ def _blocks(
         return [[stack.reshape((*outputs[0].shape, *stack.shape)) for stack in row]]
     chart = Chart.of(outputs)
     inputs = sum(variable.numel() for variable in recording.variables)
-    at_once = rows_at_once(inputs + chart.size) if graph.can_be_batched(recording.outputs) else 1
+    at_once = rows_at_once(inputs + chart.size)
     rows = Rows(call.caller, recording, inspect).matrix(chart, chunk_size=at_once, randomness="different")
     if call.create_graph and _lost_graph(recording, chart, rows):
         rows = Rows(call.caller, recording, inspect).matrix(chart, chunk_size=1, randomness="different")

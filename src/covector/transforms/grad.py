@@ -27,7 +27,7 @@ def grad(
 
     Args:
         func: returns one real tensor of shape (), or `(scalar, aux)` with `has_aux`.
-        argnums: which positional arguments to differentiate by: an int, or a tuple of ints.
+        argnums: which positional arguments to differentiate by: an int, a tuple of ints, or None for all.
         has_aux: `func` returns `(scalar, aux)`; the result is then `(gradient, aux)`.
         argnames: which arguments to differentiate by, by name: a string, or a tuple of strings. It
             replaces the default `argnums`; a tuple of argnums is kept, and its results come first.

@@ -20,6 +20,7 @@ def jacrev(
     chunk_size: int | None = None,
     randomness: str = "error",
     argnames: Argnames = None,
+    _preallocate_and_copy: bool = False,
 ) -> Callable[..., Any]:
     """The Jacobian of a function by reverse mode: one pullback per element of the output.
 
@@ -33,6 +34,7 @@ def jacrev(
         chunk_size: how many rows to compute at once; None for all, 1 for a loop without batching.
         randomness: what a random operation in the *backward* of a batch does: "error", "same" or
             "different". The function itself runs outside the batch and may draw freely.
+        _preallocate_and_copy: changes nothing: chunks are always written into one tensor where they can be.
 
     Returns:
         A function whose result is a tree like the output, in which each tensor y is replaced by a

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import outside_graphs
+from covector._engine.reverse import LastingScope
+from covector._engine.watch import always_recording
 from covector._linear import Linearized
 from covector._tree import flatten, select_all, unflatten
 from covector.transforms._door import (
@@ -23,7 +25,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     The function and its pullback run once, here; each application of the map only runs the part that
     is linear in the tangents. The function may branch on the values of its tensors, and the map may
-    be applied under `torch.vmap`.
+    be applied under `torch.vmap`. As `jvp`, it does not obey a `torch.no_grad()` inside the function.
 
     Args:
         func: takes the primals, returns a tree of tensors.
@@ -47,7 +49,8 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     """
     caller = check_function("linearize", func)
     arguments = check_primals(caller, select_all(primals))
-    linear = Linearized(caller, runner(caller, arguments, accept_tensors, has_aux=False), arguments)
+    run = always_recording(runner(caller, arguments, accept_tensors, has_aux=False))
+    linear = Linearized(caller, run, arguments, LastingScope)
     like = arguments.primals()
     structure = flatten(primals)[1]
     spec = linear.evaluation.spec

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from covector._engine import short
+from covector._engine import levels, short
 from covector._engine.compiled import outside_graphs
+from covector._engine.reverse import LastingScope
 from covector._engine.short import ShortRun
 from covector._linear import Pullback
 from covector._tree import Arguments, select_all
@@ -25,7 +26,7 @@ from covector.transforms._door import (
     runner,
 )
 
-Pull = Callable[[Any], tuple[Any, ...]]
+Pull = Callable[..., tuple[Any, ...]]
 
 
 @outside_graphs
@@ -42,7 +43,9 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
 
     Returns:
         `(output, vjp_fn)`, or `(output, vjp_fn, aux)`. `vjp_fn(cotangents)` takes a tree like
-        `output` and returns a tuple with one tree like each primal.
+        `output` and returns a tuple with one tree like each primal. It takes two keywords more:
+        with `retain_graph=False` the graph may be freed by this call, which is then the last one;
+        `create_graph` says whether the result can be differentiated, as grad mode does if it is None.
 
     Raises:
         ArgumentTypeError: a primal holds something that cannot be differentiated by.
@@ -60,7 +63,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     if short.applies(primals) and not has_aux:
         return _short_vjp(caller, primals)
     arguments = check_primals(caller, select_all(primals))
-    pullback = Pullback(caller, runner(caller, arguments, accept_differentiable, has_aux=has_aux), arguments)
+    run = runner(caller, arguments, accept_differentiable, has_aux=has_aux)
+    pullback = Pullback(caller, run, arguments, LastingScope)
     pull = outside_graphs(_puller(caller, pullback, arguments))
     evaluation = pullback.evaluation
     if has_aux:
@@ -71,12 +75,17 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
 def _puller(caller: Caller, pullback: Pullback, arguments: Arguments) -> Pull:
     evaluation = pullback.evaluation
 
-    def vjp_fn(cotangents: Any) -> tuple[Any, ...]:
+    def vjp_fn(
+        cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> tuple[Any, ...]:
+        if create_graph is not None:
+            with levels.GradMode(enabled=create_graph):
+                return vjp_fn(cotangents, retain_graph)
         leaves = check_match(
             caller, "cotangent", cotangents, evaluation.outputs, evaluation.spec,
             lambda: output_paths(evaluation),
         )  # fmt: skip
-        return arguments.tree_of(pullback.apply(leaves))
+        return arguments.tree_of(pullback.apply(leaves, keep=retain_graph))
 
     return vjp_fn
 
@@ -104,12 +113,15 @@ class _ShortPull:
         self._shown = shown
 
     @outside_graphs
-    def __call__(self, cotangents: Any) -> tuple[Any, ...]:
+    def __call__(
+        self, cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> tuple[Any, ...]:
         if isinstance(cotangents, Tensor) and alike(cotangents, self._shown):
-            pulled = self._run.pull(cotangents, keep=True)
+            pulled = self._run.pull(cotangents, keep=retain_graph)
             if pulled is not None:
                 return pulled
-        return _long_vjp(self._caller, self._primals, self._run)[1](cotangents)
+        pull = _long_vjp(self._caller, self._primals, self._run)[1]
+        return pull(cotangents, retain_graph, create_graph)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ShortPull:
         return self  # as a function is
@@ -118,5 +130,5 @@ class _ShortPull:
 def _long_vjp(caller: Caller, primals: tuple[Any, ...], run: ShortRun) -> tuple[Any, Pull]:
     """The value and the pullback of the same run, the general way."""
     evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
-    pullback = Pullback.of(caller, run.recording(evaluation))
+    pullback = Pullback.of(caller, run.recording(evaluation, LastingScope))
     return pullback.evaluation.value(), _puller(caller, pullback, select_all(primals))
