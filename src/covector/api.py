@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.nn import Module
 
+from covector._chart import ShapeChange
 from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
 from covector.diagnose.diagnosis import diagnosed
@@ -18,6 +19,7 @@ from covector.errors import (
     CovectorError,
     GradcheckError,
     PrecisionWarning,
+    UnsteadyOutputError,
     warn,
 )
 from covector.report.figures import Source
@@ -25,7 +27,14 @@ from covector.report.report import Report
 from covector.report.reproduce import Call, code
 from covector.transforms._door import summary
 from covector.transforms._plan import memory_limit
-from covector.verify.arguments import arguments_of, as_tuple, caller_of, checked, module_call
+from covector.verify.arguments import (
+    arguments_of,
+    as_tuple,
+    caller_of,
+    checked,
+    module_call,
+    require_tangents,
+)
 from covector.verify.checks import run_checks
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
@@ -302,6 +311,8 @@ class _Checked(NamedTuple):
 def _check(caller: Caller, arguments: Arguments, options: Options, first: Problem | None = None) -> _Checked:
     """Make the checks; of the backward of the function of a problem, if there is a first one."""
     started = time.perf_counter()
+    if options.forward:
+        require_tangents(caller, arguments)
     with unchanged(caller.function) as device:
         problem = Problem(
             caller,
@@ -374,5 +385,6 @@ def _unsupported(caller: Caller, first: Problem, again: str, missing: str, error
 
 def _refuted(report: Report, raise_exception: bool) -> Literal[False]:
     if raise_exception:
-        raise GradcheckError(str(report), report) from report.cause
+        error = UnsteadyOutputError if isinstance(report.cause, ShapeChange) else GradcheckError
+        raise error(str(report), report) from report.cause
     return False

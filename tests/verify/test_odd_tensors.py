@@ -10,8 +10,6 @@ from torch.autograd import Function
 
 import covector
 from covector._chart import Chart
-from covector.errors import PrecisionWarning
-from covector.verify.finding import Outcome
 
 each_mode = pytest.mark.parametrize("fast_mode", [False, True])
 
@@ -126,9 +124,91 @@ def test_tensors_are_made_on_the_device_that_they_belong_to(count):
     ] * count
 
 
-def test_an_mkldnn_output_is_compared_as_any_other():
-    x = torch.rand(2, 3, requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrecisionWarning)
-        report = covector.check(lambda x: x.to_mkldnn(), x)
-    assert report.outcome is Outcome.PASSED
+mkldnn = torch.ones(2, 3).to_mkldnn().requires_grad_()
+# name: function, input, keywords, what the text must hold.
+REFUSED = {
+    "mkldnn output": (
+        lambda x: x.to_mkldnn(),
+        torch.ones(2, 3, requires_grad=True),
+        {},
+        "an output is an mkldnn tensor, for which torch has no arithmetic; return its .to_dense().",
+    ),
+    "mkldnn input, forward": (
+        lambda x: x.to_dense(),
+        mkldnn,
+        {"check_forward_ad": True, "check_backward_ad": False},
+        "x is an mkldnn tensor, which takes no tangent; pass it as a strided one, or leave check_forward_ad",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Input #0 requires gradient")
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize(("function", "x", "keywords", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_mkldnn_where_it_is_refused(function, x, keywords, text, asked, fast):
+    """A ValueError in both, whether an exception was asked for or not."""
+    for library in (torch.autograd, covector):
+        with pytest.raises(ValueError, match=r"(?i)mkldnn") as caught:
+            library.gradcheck(function, x, raise_exception=asked, fast_mode=fast, **keywords)
+    assert text in str(caught.value)
+
+
+def test_mkldnn_forward_over_reverse_is_refused():
+    """By the keyword that asked for it."""
+    with pytest.raises(ValueError, match="or leave check_fwd_over_rev out"):
+        covector.gradgradcheck(lambda x: x.to_dense(), mkldnn, check_fwd_over_rev=True)
+
+
+same = torch.ones(1, dtype=torch.float64).expand(3)
+OVERLAPPING = {
+    "strided": same,
+    "coo": torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), same, (3,)),
+    "csr": torch.sparse_csr_tensor(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2]), same, (3, 3)),
+}
+
+
+@pytest.mark.parametrize("tensor", OVERLAPPING.values(), ids=OVERLAPPING.keys())
+def test_numbers_that_share_memory_are_refused(tensor):
+    """Those of a sparse tensor too; a RuntimeError in both."""
+    for library in (torch.autograd, covector):
+        with pytest.raises(RuntimeError, match="stride"):
+            library.gradcheck(lambda x: x.to_dense() * 2, tensor.detach().requires_grad_(), masked=True)
+
+
+def twice_in_place(x):
+    return x.mul_(2)
+
+
+def twice_in_data(x):
+    x.data.mul_(2)
+    return x * 3
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("function", [twice_in_place, twice_in_data])
+def test_a_function_that_changes_an_input_that_is_no_leaf(function, fast):
+    """In torch it may; the verdict is an answer, and the caller's tensor is as before."""
+    leaf = torch.tensor([0.5, -1.5], dtype=torch.float64, requires_grad=True)
+    for library in (torch.autograd, covector):
+        x = leaf * 1
+        assert library.gradcheck(function, x, raise_exception=False, fast_mode=fast) is False
+    assert torch.equal(x, leaf)
+    assert covector.gradgradcheck(function, x, raise_exception=False, fast_mode=fast) is False
+    assert torch.equal(x, leaf)
+    assert "changes its input x in place" in str(covector.check(function, x))
+
+
+def test_a_function_that_works_in_place_on_a_copy():
+    """Whether the input is a leaf or not."""
+    leaf = torch.tensor([0.5, -1.5], dtype=torch.float64, requires_grad=True)
+    assert covector.gradcheck(lambda x: x.clone().mul_(2), leaf)
+    assert covector.gradcheck(lambda x: x.clone().mul_(2), leaf * 1)
+
+
+def test_a_leaf_cannot_be_changed_in_place():
+    """What the function raises at the point reaches the caller, as in torch."""
+    leaf = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    for library in (torch.autograd, covector):
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            library.gradcheck(twice_in_place, leaf, raise_exception=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,8 +37,16 @@ BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 SUPPORTED = "strided, mkldnn, " + ", ".join(str(layout).removeprefix("torch.") for layout in INDICES)
 
 
+class HasLayout(Protocol):
+    """A tensor, or the place of one."""
+
+    @property
+    def layout(self) -> torch.layout:
+        """How the elements lie in memory."""
+
+
 class ShapeChange(Exception):
-    """The shape of an output, or which elements it specifies, depends on the values of the inputs."""
+    """The kind of an output, or which elements it specifies, depends on the values of the inputs."""
 
 
 def is_sparse(tensor: Tensor) -> bool:
@@ -56,11 +65,17 @@ def is_strided(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
+def is_opaque(tensor: HasLayout) -> bool:
+    """Whether only mkldnn knows how the elements of a tensor lie in memory."""
+    return str(tensor.layout).endswith("mkldnn")  # torch has no public name for this layout
+
+
 def overlaps(tensor: Tensor) -> bool:
-    """Whether elements of a tensor share memory, because a stride is zero."""
-    if not is_strided(tensor) or 0 not in tensor.stride():
+    """Whether numbers that a tensor holds share memory, because a stride is zero."""
+    numbers = values_of(tensor)
+    if not is_strided(numbers) or 0 not in numbers.stride():
         return False
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return any(stride == 0 and size > 1 for stride, size in zip(numbers.stride(), numbers.shape, strict=True))
 
 
 def dense(tensor: Tensor) -> Tensor:

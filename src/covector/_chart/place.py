@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart.layouts import dense
+from covector._chart.layouts import dense, is_opaque
 
 
 class Flaw(NamedTuple):
@@ -72,7 +72,7 @@ class Place(NamedTuple):
         if self.layout is torch.strided and self.dtype.is_floating_point:
             return coordinates if len(self.shape) == 1 else coordinates.reshape((*lead, *self.shape))
         real = coordinates.reshape((*lead, *self.real_shape))
-        if str(self.layout).endswith("mkldnn"):  # torch has no public name for it
+        if is_opaque(self):
             return real.to_mkldnn()
         return torch.complex(real[..., 0], real[..., 1]) if self.dtype.is_complex else real
 
@@ -119,9 +119,9 @@ class Place(NamedTuple):
         """A tensor of this kind with normally distributed numbers."""
         return torch.randn(self.shape, dtype=self.dtype, generator=generator).to(self.device)
 
-    def fits(self, tensor: Tensor) -> bool:
-        """Whether the tensor belongs here."""
-        return tensor.shape == self.shape
+    def same_field(self, dtype: torch.dtype) -> bool:
+        """Whether numbers of this dtype are real, or complex, as those here are."""
+        return dtype.is_complex == self.dtype.is_complex
 
     def flaw(self, gradient: Tensor, words: Sequence[str]) -> Flaw | None:
         """In what the gradient by this tensor is of another kind than the tensor."""

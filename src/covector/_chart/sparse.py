@@ -10,7 +10,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from covector._chart.layouts import BLOCKED, INDICES, SUPPORTED, ShapeChange, dense, is_sparse, values_of
+from covector._chart.layouts import (
+    BLOCKED,
+    INDICES,
+    SUPPORTED,
+    ShapeChange,
+    dense,
+    is_opaque,
+    is_sparse,
+    is_strided,
+    values_of,
+)
 from covector._chart.place import Flaw, index
 from covector._engine.messages import is_unsorted
 from covector._lazy import lazy
@@ -221,9 +231,9 @@ class SparsePlace:
         values = torch.randn(self.pattern.values_shape, dtype=self.dtype, generator=generator)
         return self.pattern.build(values.to(self.device))
 
-    def fits(self, tensor: Tensor) -> bool:
-        """Whether the tensor belongs here."""
-        return tensor.shape == self.shape and tensor.layout is self.layout
+    def same_field(self, dtype: torch.dtype) -> bool:
+        """Whether numbers of this dtype are real, or complex, as those here are."""
+        return dtype.is_complex == self.dtype.is_complex
 
     def label(self, coordinate: int) -> str:
         """How a person would write this coordinate of the tensor."""
@@ -313,7 +323,13 @@ def refusal(tensor: Tensor, *, is_output: bool = False) -> str | None:
         )
     if tensor.layout in INDICES:
         return _broken(tensor, is_output)
-    if tensor.layout is torch.strided or str(tensor.layout).endswith("mkldnn"):
+    if is_opaque(tensor):
+        return (
+            "is an mkldnn tensor, for which torch has no arithmetic; return its .to_dense()."
+            if is_output
+            else None
+        )
+    if is_strided(tensor):
         return None
     return (
         f"has layout {tensor.layout}, which is not supported (supported are {SUPPORTED}); pass a strided "

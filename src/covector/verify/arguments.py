@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from covector._chart import kind_of, overlaps, refusal
+from covector._chart import is_opaque, kind_of, overlaps, refusal
 from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
 from covector.transforms._door import summary
@@ -108,6 +108,17 @@ def arguments_of(
                 "stride of 0), so one cannot be moved without the others. Pass its .contiguous()."
             )
     return arguments
+
+
+def require_tangents(caller: Caller, arguments: Arguments) -> None:
+    """Refuse to check forward mode by tensors that take no tangent."""
+    for position, tensor in enumerate(arguments.primals()):
+        if is_opaque(tensor):
+            keyword = "check_fwd_over_rev" if caller.verb == "gradgradcheck" else "check_forward_ad"
+            raise OptionError(
+                f"{caller}: {arguments.paths(caller.function)[position]} is an mkldnn tensor, which takes no "
+                f"tangent; pass it as a strided one, or leave {keyword} out."
+            )
 
 
 def module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> tuple[Caller, Arguments]:

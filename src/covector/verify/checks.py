@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled, ShapeChange, same_numbers, values_of
+from covector._chart import Sampled, ShapeChange, same_numbers, values_of
 from covector._engine import graph
-from covector._engine.batch import Apply, batched, looped
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.analytic import ZeroMap
+from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
@@ -69,6 +69,18 @@ def forward_linearity(run: CheckRun) -> Finding:
     if run.close(got, torch.from_numpy(summed), torch.from_numpy(size)):
         return passed("linearity")
     return failed("linearity", "forward mode is not linear in the tangent: the push of a sum is not the sum")
+
+
+def tangent_kind(run: CheckRun) -> Finding:
+    """Forward mode gives a real output a real tangent, and a complex one a complex one."""
+    problem, name = run.problem, "tangent kind"
+    pushed = run.forward.apply(
+        problem.inputs.from_coords(normal(problem.inputs.size, run.options.seed).clone())
+    )
+    for place, tangent, output in zip(problem.outputs.places, pushed, problem.output_names, strict=True):
+        if not place.same_field(tangent.dtype):
+            return failed(name, f"the tangent of {output} has dtype {tangent.dtype}, expected {place.dtype}")
+    return passed(name)
 
 
 def no_derivative(run: CheckRun) -> Finding:
@@ -266,37 +278,6 @@ def undefined_tangents(run: CheckRun) -> Finding:
     return passed("undefined tangents")
 
 
-def batched_reverse(run: CheckRun) -> Finding:
-    """Pulling two cotangents back at once gives what pulling each gives."""
-    return _batching(run, "batched gradients", run.reverse.apply, run.problem.outputs)
-
-
-def batched_forward(run: CheckRun) -> Finding:
-    """Pushing two tangents forward at once gives what pushing each gives."""
-    return _batching(run, "batched forward gradients", run.forward.apply, run.problem.inputs)
-
-
-def _batching(run: CheckRun, name: str, apply: Apply, chart: Chart | Sampled) -> Finding:
-    if layouts := run.problem.inputs.sparse_layouts + run.problem.outputs.sparse_layouts:
-        raise UnsupportedError(f"torch has no vmap over tensors of layout {', '.join(layouts)}")
-    stacks = chart.from_coords(normal(2 * chart.size, run.options.seed).clone().reshape(2, chart.size))
-    expected = looped(apply, stacks)
-    try:
-        got = batched(apply, stacks, "error")
-    except RuntimeError as error:
-        return failed(
-            name,
-            f"vmap over the derivative fails: {first_sentence(error)}",
-            "Pass check_batched_grad=False if the operation is not meant to be batched.",
-        )
-    for a, b in zip(got, expected, strict=True):
-        if not torch.allclose(a, b, equal_nan=True):
-            return failed(
-                name, "the batched derivative differs from the looped one: a batching rule is wrong"
-            )
-    return passed(name)
-
-
 @dataclass(frozen=True)
 class Check:
     """One row of the table: a check, the mode it belongs to, and what else asks for it."""
@@ -327,6 +308,7 @@ CHECKS = (
     Check("reverse mode", _REVERSE, reverse_mode),
     Check("forward mode", _FORWARD, forward_mode),
     Check("linearity", _FORWARD, forward_linearity),
+    Check("tangent kind", _FORWARD, tangent_kind, lambda run: run.options.dtypes),
     Check("gradient kind", _REVERSE, gradient_kind),
     Check("determinism", _REVERSE, determinism),
     Check("linearity", _REVERSE, linearity),
@@ -353,7 +335,8 @@ def run_checks(run: CheckRun) -> tuple[Finding, ...]:
     except Impure as found:
         return (impurity(found),)
     except ShapeChange as error:
-        return (failed("purity", str(error), "A derivative needs outputs of a fixed shape."),)
+        run.raised = error
+        return (failed("purity", str(error), "A derivative needs outputs of one shape and dtype."),)
     return findings
 
 

@@ -38,6 +38,21 @@ class Impure(Exception):
         self.draws = draws
 
 
+_Kind = tuple[torch.Size, torch.dtype, torch.layout] | None
+
+
+def _kinds(leaves: Sequence[Any]) -> list[_Kind]:
+    """What must be the same of outputs at all points; nothing is asked of those that are no tensors."""
+    return [(t.shape, t.dtype, t.layout) if isinstance(t, Tensor) else None for t in leaves]
+
+
+def _described(kind: _Kind) -> str:
+    if kind is None:
+        return "no tensor"
+    shape, dtype, layout = kind
+    return f"{'' if layout is torch.strided else f'{layout} '}{dtype} of shape {tuple(shape)}"
+
+
 class Problem:
     """A function of the chosen leaves at a point, with its outputs there."""
 
@@ -97,9 +112,15 @@ class Problem:
         try:
             self._record()
         except RuntimeError as error:
-            if not reads_beyond_storage(error):
+            if reads_beyond_storage(error):
+                return True
+            if all(tensor.is_leaf for tensor in self.originals):
                 raise
-            return True
+            # torch lets a function work in place on a tensor that is no leaf.
+            pairs = zip(self.variables, self.originals, strict=True)
+            self.variables = [leaf if tensor.is_leaf else leaf.clone() for leaf, tensor in pairs]
+            self._record()
+            return False
         return self._uses_originals()
 
     def _refuse_materialised(self) -> None:
@@ -134,6 +155,7 @@ class Problem:
         whole = Chart.around(self.graph_outputs, masked=self.masked, is_output=True)
         self.outputs = sampled(whole, self._most, None, self._seed)
         self.value: np.ndarray = self.outputs.coordinates(self.graph_outputs).numpy().copy()
+        self._kinds = _kinds(leaves)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -227,14 +249,10 @@ class Problem:
     def outputs_of(self, primals: Sequence[Tensor]) -> list[Tensor]:
         """The kept outputs, if they are of the kinds that they are at the point."""
         leaves, _ = flatten(self.call(primals))
-        kept = [leaves[i] for i in self.kept] if len(leaves) > max(self.kept, default=-1) else []
-        places = self.outputs.places
-        if len(kept) < len(places) or any(not p.fits(t) for t, p in zip(kept, places, strict=True)):
-            raise ShapeChange(
-                "the function returns other shapes at a nearby point: "
-                f"{[tuple(t.shape) for t in kept]} instead of {[tuple(p.shape) for p in places]}"
-            )
-        return kept
+        if (kinds := _kinds(leaves)) != self._kinds:
+            got, expected = (", ".join(map(_described, some)) or "nothing" for some in (kinds, self._kinds))
+            raise ShapeChange(f"the function returns {got} at a nearby point, instead of {expected}")
+        return [leaves[i] for i in self.kept]
 
     def evaluate(self, point: np.ndarray | None = None) -> np.ndarray:
         """The outputs of a run as the caller would make it: on the leaves, moved in place, grad mode on."""
@@ -309,7 +327,9 @@ class Problem:
 
     def mutated(self) -> list[str]:
         """The inputs whose leaves the function has changed."""
-        if self.closes_over or self._first is not None:
+        if self._first is not None:
+            return self._first.mutated()
+        if self.closes_over:
             return []
         pairs = enumerate(zip(self.originals, self.variables, strict=True))
         return [self.input_names[i] for i, (was, now) in pairs if not same_bits(was.detach(), now.detach())]
