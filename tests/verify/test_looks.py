@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import covector
 from covector._tree import Arguments
 from covector.errors import Caller
 from covector.verify.analytic import ReverseMap
@@ -129,3 +130,33 @@ def test_doubled_steps_clear_what_is_truncation():
 def test_the_ladder_goes_from_the_cheapest_look_to_every_column(shape, probes, names):
     comparison = examiner(torch.sin, drawn(*shape))
     assert [looks[0].name for looks in ladder(comparison.numeric, probes, 0)] == names
+
+
+def steep(x):
+    """Of which a few elements are steep: there one wrong digit of a difference exceeds what a look allows."""
+    return (x * torch.where(torch.arange(len(x)) % 67 == 5, 9.0, 1.0)).exp()
+
+
+def test_cells_that_disagree_lead_to_the_columns_that_own_them():
+    x = torch.linspace(1, 2, 300, dtype=torch.float64, requires_grad=True)
+    report = covector.check(steep, x)
+    assert report
+    assert "along aligned axes," in report.method
+    assert report.evaluations < 100
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_column_that_moves_the_cell_of_another_is_not_explained_by_the_owner(missing):
+    """The slice that shows the alignment is the middle one, so that this coupling goes unseen there."""
+
+    def coupled(x):
+        out = x.sin()
+        return out.index_add(0, torch.tensor([7]), 1e-2 * (x[3:4].detach() if missing else x[3:4]))
+
+    report = covector.check(coupled, drawn(300))
+    assert bool(report) is not missing
+    if missing:
+        worst = report.findings[0].mismatches[0]
+        assert (worst.row, worst.column) == (7, 3)
+    else:
+        assert "column by column" in report.method

@@ -68,10 +68,36 @@ class _Decision:
 
     def _cleared(self, suspects: Suspects) -> bool:
         if suspects.look.groups.shape[1] == 1:
-            return Entries(self._examiner, self._record, suspects).pass_all()
+            columns, steps = suspects.look.groups[:, 0], suspects.steps[:, 0]
+            return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
+        if not suspects.look.shared:
+            return self._owners_explain(suspects)
         if not suspects.steady or self._examiner.hides(suspects):
             return False
         return self._few_columns_explain(suspects)
+
+    def _owners_explain(self, suspects: Suspects) -> bool:
+        """Whether the cells that disagree do so by the columns that own them, and these are right all the same.
+
+        If such a column moves its cell by itself as the whole group did, no other column had a part in it.
+        """
+        groups, cells = np.nonzero(suspects.cells)
+        look, steps = suspects.look, suspects.steps[groups, cells][:, None]
+        owners = look.groups[groups, cells]
+        if 2 * len(owners) > look.size:  # as many runs as moving each column
+            return False
+        self._numeric.limit += 2 * len(owners)
+        alone = self._numeric.singly(owners, steps[:, 0])
+        with np.errstate(all="ignore"):
+            cotangents, each = self._analytic.cotangents, np.arange(len(owners))
+            by_all = look.cells(cotangents, suspects.plain)[:, groups, cells]
+            by_owner = look.cells(cotangents, alone)[:, each, cells]
+            noise = np.broadcast_to(self._examiner.noise(look), suspects.cells.shape)[groups, cells]
+            share = look.share * self._tol.atol * look.least(suspects.steps)[groups, 0]
+            explained = (abs(by_all - by_owner) <= noise + share) | (by_all == by_owner)
+        if not explained.all():
+            return False
+        return Entries(self._examiner, self._record, owners, steps[:, 0], alone).pass_all()
 
     def _few_columns_explain(self, suspects: Suspects) -> bool:
         """Whether groups are off by a few columns only, and these are right all the same.
@@ -84,7 +110,7 @@ class _Decision:
         off = self._off(look.moves(suspects.steps), suspects.differences)
         while True:
             column = self._right_column(suspects, off)
-            if column is None or not look.shared:
+            if column is None:
                 return False
             moves = np.where(np.arange(look.size) == column, look.moves(suspects.steps), 0.0)
             before, off = off, off - self._off(moves, self._numeric.differences(moves))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from covector.verify import constants
-from covector.verify.examine import Examiner, Suspects
+from covector.verify.examine import Examiner
 from covector.verify.judge import NOISY, ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
@@ -22,12 +22,18 @@ class Entries:
     `severity` is the error of an entry in units of what is allowed; above one it is suspicious.
     """
 
-    def __init__(self, examiner: Examiner, record: Record, suspects: Suspects) -> None:
-        self._numeric, self._tol, self._record = examiner.numeric, examiner.tol, record
-        self._columns, steps = suspects.look.groups[:, 0], suspects.steps[:, 0]
-        self._analytic = examiner.analytic.columns(self._columns)
+    def __init__(
+        self,
+        examiner: Examiner,
+        record: Record,
+        columns: np.ndarray,
+        steps: np.ndarray,
+        differences: np.ndarray,
+    ) -> None:
+        self._numeric, self._tol, self._record, self._columns = examiner.numeric, examiner.tol, record, columns
+        self._analytic = examiner.analytic.columns(columns)
         with np.errstate(all="ignore"):
-            slopes = (suspects.differences / steps[:, None]).T
+            slopes = (differences / steps[:, None]).T
         # What passes by the entry rule may be off by what that allows.
         record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
@@ -94,9 +100,7 @@ class Entries:
         self._numeric.limit += 2 * len(places)
         value, columns = self._numeric.problem.value, self._columns[places]
         steps = self._steps_like(columns, column, judged.length)
-        moves = np.zeros((len(places), self._numeric.problem.inputs.size))
-        moves[np.arange(len(places)), columns] = steps
-        plus, minus = self._numeric.sides(moves)
+        plus, minus = self._numeric.sides(columns, steps)
         analytic = self._analytic[:, places]
         with np.errstate(all="ignore"):
             right, left = ((plus - value) / steps[:, None]).T, ((value - minus) / steps[:, None]).T

@@ -23,6 +23,10 @@ class Suspects:
     differences: np.ndarray
     excess: np.ndarray
     """By how much each group is off, in units of what an entry is allowed."""
+    cells: np.ndarray
+    """Which cells of each group disagree."""
+    plain: np.ndarray
+    """The differences before any extrapolation."""
     visible: float = 0.0
     """The smallest error of an entry that would have shown in the look."""
     steady: bool = True
@@ -31,6 +35,15 @@ class Suspects:
 
     def __len__(self) -> int:
         return len(self.look)
+
+    def part(self, some: np.ndarray | slice) -> Suspects:
+        """Some of the groups."""
+        arrays = {name: getattr(self, name)[some] for name in _BY_GROUP}
+        return replace(self, look=self.look.part(some), **arrays)
+
+
+# What there is one of for each group.
+_BY_GROUP = ("steps", "differences", "excess", "cells", "plain")
 
 
 class Examiner:
@@ -45,7 +58,7 @@ class Examiner:
         steps = self._visible_steps(look, noise)
         with np.errstate(all="ignore"):
             visible = float((noise / look.least(steps)).max()) + look.share * self.tol.atol
-        size = max(1, self.numeric.chunk() // 2)
+        size = self.numeric.columns_at_once
         if len(look) <= size:
             differences = look.differences(self.numeric, steps)
             return replace(self._suspicious(look, steps, differences, noise), visible=visible)
@@ -62,19 +75,27 @@ class Examiner:
         alone = len(suspects) == 1 and not suspects.look.shared  # a judge costs little more
         if alone or self.hides(suspects) or self._gross(suspects):
             return suspects
-        remaining = suspects
-        for some in (slice(0, 1), slice(1, None)):
-            look, steps, near = suspects.look.part(some), suspects.steps[some], suspects.differences[some]
-            if len(look) == 0:
-                break
-            self.numeric.limit += 2 * (len(look) - 1)
-            far = look.differences(self.numeric, 2 * steps)
-            with np.errstate(all="ignore"):
-                better = (4 * near - far / 2) / 3
-            remaining = self._suspicious(look, steps, better, 2 * self.noise(look))
-            if some.start == 0 and len(remaining):
-                return replace(suspects, steady=self._steady(look, steps, near, far / 2))
-        return replace(remaining, visible=suspects.visible)
+        worst = suspects.part(slice(0, 1))
+        far = self._twice_as_far(worst)
+        remaining = self._extrapolated(worst, far)
+        if len(remaining):
+            return replace(suspects, steady=self._steady(worst, far))
+        size = self.numeric.columns_at_once
+        parts = [suspects.part(slice(start, start + size)) for start in range(1, len(suspects), size)]
+        found = [remaining, *(self._extrapolated(part, self._twice_as_far(part)) for part in parts)]
+        return replace(_joined(found), visible=suspects.visible)
+
+    def _twice_as_far(self, suspects: Suspects) -> np.ndarray:
+        """Half the differences with doubled steps."""
+        self.numeric.limit += 2 * len(suspects)
+        return suspects.look.differences(self.numeric, 2 * suspects.steps) / 2
+
+    def _extrapolated(self, suspects: Suspects, far: np.ndarray) -> Suspects:
+        """What still disagrees once the leading truncation error is removed."""
+        look, near = suspects.look, suspects.plain
+        with np.errstate(all="ignore"):
+            better = (4 * near - far) / 3
+        return self._suspicious(look, suspects.steps, better, 2 * self.noise(look), near)
 
     def noise(self, look: Look) -> np.ndarray:
         """How far rounding may put the cells of a look off."""
@@ -102,35 +123,41 @@ class Examiner:
         return ~(noise <= 0.5 * self.tol.atol * look.least(steps))
 
     def _suspicious(
-        self, look: Look, steps: np.ndarray, differences: np.ndarray, noise: np.ndarray
+        self,
+        look: Look,
+        steps: np.ndarray,
+        differences: np.ndarray,
+        noise: np.ndarray,
+        plain: np.ndarray | None = None,
     ) -> Suspects:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
         off = abs(self.off(look, steps, differences))
         hidden, share = self._hidden(look, steps, noise), look.share * self.tol.atol * look.least(steps)
+        plain = differences if plain is None else plain
         if not hidden.any() and (off <= noise + share).all():
-            return Suspects(look.part(slice(0, 0)), steps[:0], differences[:0], np.zeros(0))
+            nothing = np.zeros(len(look))
+            return Suspects(look, steps, differences, nothing, off[0] < 0, plain).part(slice(0, 0))
         with np.errstate(all="ignore"):
             excess = (off - noise) / (self.tol.atol * look.least(steps))
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
-        worst = np.where(np.isnan(excess), np.inf, excess).max((0, 2))
+        cells = np.where(np.isnan(excess), np.inf, excess).max(0)
+        worst = cells.max(1)
         bad = np.flatnonzero(worst > look.share)
         order = bad[np.argsort(-worst[bad], kind="stable")]
-        return Suspects(look.part(order), steps[order], differences[order], worst[order])
+        return Suspects(look, steps, differences, worst, cells > look.share, plain).part(order)
 
     def _gross(self, suspects: Suspects) -> bool:
         """Whether the worst group is off by more than the truncation error of a difference can be."""
-        look, steps, differences = (
-            suspects.look.part(slice(0, 1)),
-            suspects.steps[:1],
-            suspects.differences[:1],
-        )
+        worst = suspects.part(slice(0, 1))
         with np.errstate(all="ignore"):
-            cells = look.cells(self.analytic.cotangents, differences)
-            return bool(abs(self.off(look, steps, differences)).max() > constants.GROSS * abs(cells).max())
+            cells = worst.look.cells(self.analytic.cotangents, worst.differences)
+            off = self.off(worst.look, worst.steps, worst.differences)
+            return bool(abs(off).max() > constants.GROSS * abs(cells).max())
 
-    def _steady(self, look: Look, steps: np.ndarray, near: np.ndarray, far: np.ndarray) -> bool:
+    def _steady(self, suspects: Suspects, far: np.ndarray) -> bool:
         """Whether what a group is off by stays, or grows with the square of the step; noise does neither."""
-        first, second = self.off(look, steps, near), self.off(look, steps, far)
+        look, steps = suspects.look, suspects.steps
+        first, second = self.off(look, steps, suspects.plain), self.off(look, steps, far)
         worst = np.unravel_index(np.nan_to_num(abs(first), nan=0.0).argmax(), first.shape)
         with np.errstate(all="ignore"):
             ratio = float(second[worst] / first[worst])
@@ -140,13 +167,9 @@ class Examiner:
 def _joined(parts: Sequence[Suspects]) -> Suspects:
     """The suspects of all chunks of a look, worst first."""
     some = [part for part in parts if len(part)] or list(parts[:1])
-    excess = np.concatenate([part.excess for part in some])
-    order = np.argsort(-excess, kind="stable")
     groups, weights = (
-        np.concatenate([getattr(part.look, name) for part in some])[order] for name in ("groups", "weights")
+        np.concatenate([getattr(part.look, name) for part in some]) for name in ("groups", "weights")
     )
-    steps, differences = (
-        np.concatenate([getattr(part, name) for part in some])[order] for name in ("steps", "differences")
-    )
-    look = replace(some[0].look, groups=groups, weights=weights)
-    return Suspects(look, steps, differences, excess[order])
+    arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _BY_GROUP}
+    joined = replace(some[0], look=replace(some[0].look, groups=groups, weights=weights), **arrays)
+    return joined.part(np.argsort(-joined.excess, kind="stable"))

@@ -172,25 +172,34 @@ class Numeric:
 
     def differences(self, moves: np.ndarray) -> np.ndarray:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
-        plus, minus = self.sides(moves)
-        with np.errstate(all="ignore"):
-            halved = 0.5 * (plus - minus)
-        return np.where(plus == minus, 0.0, halved)  # infinity that does not move
-
-    def sides(self, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """F(x + s) and f(x - s) for every row s."""
         here = self.problem.point
         values = self.at(np.concatenate([here + moves, here - moves]))
-        return values[: len(moves)], values[len(moves) :]
+        return _halved(values[: len(moves)], values[len(moves) :])
+
+    def sides(self, columns: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """F(x + s e) and f(x - s e) for single coordinates, as many at once as memory allows."""
+        here, size = self.problem.point, self.columns_at_once
+        shape = (len(columns), self.problem.outputs.size)
+        plus, minus = np.empty(shape), np.empty(shape)
+        for start in range(0, len(columns), size):
+            some, lengths = columns[start : start + size], steps[start : start + size]
+            points = np.repeat(here[None], 2 * len(some), axis=0)
+            points[np.arange(2 * len(some)), np.tile(some, 2)] += np.concatenate([lengths, -lengths])
+            values = self.at(points)
+            plus[start : start + size], minus[start : start + size] = values[: len(some)], values[len(some) :]
+        return plus, minus
+
+    @property
+    def columns_at_once(self) -> int:
+        """How many columns are differenced at once."""
+        return max(1, self.chunk() // 2)
 
     def singly(self, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Differences along single coordinates; those of the usual step are kept, where memory allows."""
         usual = np.array_equal(steps, self.steps.array(self.eps)[columns])
         if usual and self._kept is not None and bool(self._known[columns].all()):
             return self._kept[columns]
-        moves = np.zeros((len(columns), self.problem.inputs.size))
-        moves[np.arange(len(columns)), columns] = steps
-        differences = self.differences(moves)
+        differences = _halved(*self.sides(columns, steps))
         height, width = self.problem.shape
         if usual and height * width <= constants.KEPT_NUMBERS:
             if self._kept is None:
@@ -206,12 +215,8 @@ class Numeric:
     def columns(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Slopes along these coordinates, and how far off they may be: output, coordinate."""
         steps = self.steps.array(self.eps)[which]
-        size = max(1, self.chunk() // 2)
-        spans = [slice(start, start + size) for start in range(0, len(which), size)]
-        parts = [self.singly(which[span], steps[span]) for span in spans]
-        differences = np.concatenate(parts) if parts else np.zeros((0, self.problem.outputs.size))
         with np.errstate(all="ignore"):
-            slopes = (differences / steps[:, None]).T
+            slopes = (self.singly(which, steps) / steps[:, None]).T
             noise = constants.SIGMAS * self.noise[:, None] / abs(steps)
         return slopes, noise + 2 * self.truncation * abs(slopes)
 
@@ -223,6 +228,13 @@ class Numeric:
         points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
         rows = self._one_by_one(points)
         return np.concatenate([rows[:3], problem.value[None], rows[3:]])
+
+
+def _halved(plus: np.ndarray, minus: np.ndarray) -> np.ndarray:
+    """Half of what the function changes by from one side to the other."""
+    with np.errstate(all="ignore"):
+        halved = 0.5 * (plus - minus)
+    return np.where(plus == minus, 0.0, halved)  # infinity that does not move
 
 
 def _within(got: np.ndarray, expected: np.ndarray, slack: np.ndarray) -> bool:
