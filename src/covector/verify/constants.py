@@ -45,8 +45,9 @@ cotangent gives is rounded in proportion to its own largest number."""
 
 # The steps.
 
-LOOK_LENGTHS = (1.0, 4.0, 16.0, 64.0)
-"""Steps of a look in units of `eps`: a longer one is taken where rounding would hide an entry."""
+LOOK_LENGTHS = 4.0, 64.0
+"""By what the next step of a look is longer, and the longest, in units of `eps`: a longer one is taken where
+rounding would hide an entry."""
 
 LONGEST = 4096
 """How much longer the next stencil of the judge is at most, where noise hides the slope."""

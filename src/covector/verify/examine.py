@@ -112,7 +112,7 @@ class Examiner:
 
     def _visible_steps(self, look: Look, noise: np.ndarray) -> np.ndarray:
         """The shortest steps with which one wrong entry would show; the usual ones if it never would."""
-        for length in constants.LOOK_LENGTHS:
+        for length in look.lengths:
             steps = look.steps(self.numeric, length)
             if not self._hidden(look, steps, noise).any():
                 return steps

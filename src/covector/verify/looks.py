@@ -58,6 +58,19 @@ class Look:
         """The share of one entry's tolerance by which a cell may be off."""
         return constants.SHARED if self.shared else constants.SHARE
 
+    @property
+    def lengths(self) -> Iterator[float]:
+        """Lengths of steps to choose from, in units of `eps`.
+
+        Where columns share a cell, what they are added up to inside the function moves as far as one column
+        that moves by the norm of all steps: with that norm, as few kinks are crossed.
+        """
+        factor, longest = constants.LOOK_LENGTHS
+        length = self.groups.shape[1] ** -0.5 if self.shared else 1.0
+        while length <= longest:
+            yield length
+            length *= factor
+
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the groups."""
         return replace(self, groups=self.groups[some], weights=self.weights[some])
