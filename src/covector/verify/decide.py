@@ -77,7 +77,7 @@ class _Decision:
         return self._few_columns_explain(suspects)
 
     def _owners_explain(self, suspects: Suspects) -> bool:
-        """Whether the cells that disagree do so by the columns that own them, and these are right all the same.
+        """Whether cells disagree because of the columns that own them, and these are right all the same.
 
         If such a column moves its cell by itself as the whole group did, no other column had a part in it.
         """

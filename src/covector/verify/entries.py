@@ -30,7 +30,12 @@ class Entries:
         steps: np.ndarray,
         differences: np.ndarray,
     ) -> None:
-        self._numeric, self._tol, self._record, self._columns = examiner.numeric, examiner.tol, record, columns
+        self._numeric, self._tol, self._record, self._columns = (
+            examiner.numeric,
+            examiner.tol,
+            record,
+            columns,
+        )
         self._analytic = examiner.analytic.columns(columns)
         with np.errstate(all="ignore"):
             slopes = (differences / steps[:, None]).T
