@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,8 @@ def _joined(parts: Sequence[Suspects]) -> Suspects:
     groups, weights = (
         np.concatenate([getattr(part.look, name) for part in some]) for name in ("groups", "weights")
     )
-    arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _BY_GROUP}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in some]) for name in _BY_GROUP
+    }
     joined = replace(some[0], look=replace(some[0].look, groups=groups, weights=weights), **arrays)
     return joined.part(np.argsort(-joined.excess, kind="stable"))
