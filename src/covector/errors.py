@@ -24,6 +24,7 @@ __all__ = [
     "CovectorWarning",
     "DeprecatedNameWarning",
     "EmptyError",
+    "EngineError",
     "ExclusiveOptionsError",
     "ForwardModeWarning",
     "GradcheckError",
@@ -117,6 +118,10 @@ class RandomnessError(CovectorError, RuntimeError):
 
 class InferenceModeError(CovectorError, RuntimeError):
     """The caller's function uses tensors made under `torch.inference_mode()`, which keep no graph."""
+
+
+class EngineError(CovectorError, ImportError):
+    """This release of torch lacks a name that the engine needs; the text has the releases that do."""
 
 
 class UnsupportedError(CovectorError, NotImplementedError):

@@ -1,0 +1,106 @@
+"""Which torch this is: what covector needs of it, and what differs between its releases.
+
+Everything here asks for a name, never for a number: a release that has what is needed will do, whatever it
+is called. A difference between releases that has to be bridged belongs into this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pkgutil import resolve_name
+
+import torch
+
+from covector.errors import EngineError
+
+# The releases that all tests were run with; `docs/versions.md` has the table.
+TESTED = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+# The private names that the engine uses. Without one of them, covector is not loaded.
+NEEDED = (
+    # nesting levels
+    "torch._C._functorch.TransformType.Grad",
+    "torch._C._functorch._add_batch_dim",
+    "torch._C._functorch._func_decrement_nesting",
+    "torch._C._functorch._func_increment_nesting",
+    "torch._C._functorch._grad_decrement_nesting",
+    "torch._C._functorch._grad_increment_nesting",
+    "torch._C._functorch._jvp_decrement_nesting",
+    "torch._C._functorch._jvp_increment_nesting",
+    "torch._C._functorch._propagate_functional_input_mutation",
+    "torch._C._functorch._remove_batch_dim",
+    "torch._C._functorch._set_vmap_fallback_warning_enabled",
+    "torch._C._functorch._unwrap_for_grad",
+    "torch._C._functorch._unwrap_functional_tensor",
+    "torch._C._functorch._vmap_decrement_nesting",
+    "torch._C._functorch._vmap_increment_nesting",
+    "torch._C._functorch._wrap_for_grad",
+    "torch._C._functorch._wrap_functional_tensor",
+    "torch._C._functorch.get_inplace_requires_grad_allowed",
+    "torch._C._functorch.get_interpreter_stack",
+    "torch._C._functorch.get_unwrapped",
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "torch._C._functorch.peek_interpreter_stack",
+    "torch._C._functorch.set_inplace_requires_grad_allowed",
+    "torch._C._functorch.unwrap_if_dead",
+    "torch._functionalize_sync",
+    "torch._functorch.eager_transforms.JVP_NESTING",
+    "torch._functorch.vmap.lazy_load_decompositions",
+    # modes, and forward mode without a level
+    "torch._C._enter_dual_level",
+    "torch._C._exit_dual_level",
+    "torch._C._is_fwd_grad_enabled",
+    "torch._C._len_torch_function_stack",
+    "torch._C._pop_torch_function_stack",
+    "torch._C._push_on_torch_function_stack",
+    "torch._C._set_fwd_grad_enabled",
+    "torch._C._set_grad_enabled",
+    "torch._VF._make_dual",
+    "torch._VF._unpack_dual",
+    "torch.autograd.forward_ad._current_level",
+    # the autograd graph
+    "torch._C._functions.AccumulateGrad._input_metadata",
+    "torch._C._functions.UndefinedGrad",
+    "torch.autograd.Function._backward_cls._forward_cls",
+    "torch.autograd.Variable._execution_engine.run_backward",
+    "torch._library.autograd",
+    # tensors and their memory
+    "torch.Tensor._backward_hooks",
+    "torch.Tensor._indices",
+    "torch.Tensor._is_zerotensor",
+    "torch.Tensor._values",
+    "torch.Tensor._version",
+    "torch.UntypedStorage._cdata",
+    "torch._C.TensorBase",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    # containers
+    "torch.utils._pytree.keystr",
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_leaves_with_path",
+    "torch.utils._pytree.tree_unflatten",
+    "torch.utils._pytree.treespec_pprint",
+    # compilers
+    "torch._C._dynamo.eval_frame._FrameAction.SKIP",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+)
+
+
+def is_there(name: str) -> bool:
+    """Whether this torch has something of this name, from `torch.` on."""
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def require(names: Iterable[str], what: str) -> None:
+    """Raise an `EngineError` unless this torch has all these names, which `what` cannot do without."""
+    missing = [name for name in names if not is_there(name)]
+    if missing:
+        raise EngineError(
+            f"{what} does not work with torch {torch.__version__}, which has no {', '.join(missing)}. "
+            f"It is known to work with torch {', '.join(TESTED)}. Install one of these, or look whether "
+            "there is a newer covector for this torch."
+        )
