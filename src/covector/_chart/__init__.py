@@ -13,6 +13,7 @@ from covector._chart.chart import AnyPlace as AnyPlace
 from covector._chart.chart import Chart as Chart
 from covector._chart.chart import Repeated as Repeated
 from covector._chart.chart import Sampled as Sampled
+from covector._chart.chart import real_ones as real_ones
 from covector._chart.chart import sampled as sampled
 from covector._chart.convention import CONVENTIONS as CONVENTIONS
 from covector._chart.convention import Sides as Sides

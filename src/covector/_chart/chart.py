@@ -122,6 +122,13 @@ class Chart(NamedTuple):
             for place in self.places
         ]
 
+    def of_one_number(self, number: float) -> list[Tensor] | None:
+        """Tensors that hold one number everywhere, once in memory; None if a layout cannot do that."""
+        if any(place.layout is not torch.strided for place in self.places):
+            return None
+        numbers = [torch.full((), number, dtype=place.dtype, device=place.device) for place in self.places]
+        return [number.expand(place.shape) for number, place in zip(numbers, self.places, strict=True)]
+
     def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Directions start..stop of the standard basis, stacked along a new first axis per tensor.
 
@@ -240,6 +247,15 @@ class Sampled(NamedTuple):
     def label(self, coordinate: int, names: Sequence[str]) -> str:
         """How a person would write this coordinate, given a name for each tensor."""
         return self.full.label(int(self.kept[coordinate]), names)
+
+
+def real_ones(chart: Chart | Sampled) -> Tensor:
+    """Coordinates of ones; of complex numbers, the real parts."""
+    whole = torch.ones(chart.places[-1].stop, dtype=torch.float64)
+    for place in chart.places:
+        if place.dtype.is_complex:
+            whole[place.start : place.stop].view(-1, 2)[:, 1] = 0.0
+    return whole[chart.kept] if isinstance(chart, Sampled) else whole
 
 
 def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> Chart | Sampled:

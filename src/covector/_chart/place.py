@@ -10,6 +10,9 @@ from torch import Tensor
 
 from covector._chart.layouts import dense, is_opaque
 
+# Tensors whose memory begins at multiples of so many elements are aligned alike.
+_ALIGNED = 64
+
 
 class Flaw(NamedTuple):
     """What is wrong with the kind of a gradient, and whether its numbers are right all the same."""
@@ -102,13 +105,19 @@ class Place(NamedTuple):
         return tensor
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """A copy, with the same strides: a backward may be wrong for just these."""
-        copy = tensor.detach().clone()
-        if self.layout is torch.strided and copy.stride() != tensor.stride():
-            copy = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            ).copy_(tensor.detach())
-        return copy
+        """A copy with the same strides and alignment, conjugate lazily or not: a backward may mind."""
+        tensor = tensor.detach()
+        if tensor.is_conj():
+            return self.stand_in(tensor.conj()).conj()
+        copy = tensor.clone()
+        if self.layout is not torch.strided:
+            return copy
+        begin = tensor.storage_offset() % _ALIGNED
+        if begin == 0 and copy.stride() == tensor.stride():
+            return copy
+        reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        memory = torch.empty(begin + max(reach, 0), dtype=tensor.dtype, device=tensor.device)
+        return memory.as_strided(tensor.shape, tensor.stride(), begin).copy_(tensor).detach()
 
     def halved(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """One tensor made twice; they differ only where a tensor can leave elements out."""

@@ -19,9 +19,8 @@ from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
-from covector.verify import constants
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangents, cotangents_of, unit
+from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -59,12 +58,10 @@ class _QuietMap(LinearMap):
 
     _refuses_draws = False
 
-    def __init__(self, problem: Problem, seed: int = 0, *, cotangents: int = 2) -> None:
+    def __init__(self, problem: Problem, seed: int = 0) -> None:
         super().__init__(problem.caller)
         self.problem = problem
         self._seed = seed
-        # Of one output, two cotangents are multiples of each other.
-        self._count = min(cotangents, problem.outputs.size)
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
@@ -79,7 +76,7 @@ class _QuietMap(LinearMap):
     @property
     def cotangents(self) -> np.ndarray:
         """The random cotangents, a row for each."""
-        return self.random.rows.numpy()[: max(1, self._count)]
+        return self.random.rows.numpy()
 
     @property
     def chunk(self) -> int:
@@ -92,21 +89,25 @@ class ReverseMap(_QuietMap):
 
     label = "reverse mode"
 
-    def __init__(
-        self,
-        problem: Problem,
-        seed: int = 0,
-        outputs: Sequence[Tensor] | None = None,
-        *,
-        cotangents: int = 2,
-    ) -> None:
-        super().__init__(problem, seed, cotangents=cotangents)
+    def __init__(self, problem: Problem, seed: int = 0, outputs: Sequence[Tensor] | None = None) -> None:
+        super().__init__(problem, seed)
         self._outputs = list(problem.graph_outputs if outputs is None else outputs)
-        self.linear = True
+        self.odd: Cotangent | None = None
+        """The cotangent of which the pullback is not the sum of the rows, where these were pulled back."""
+        self.refused: Exception | None = None
+        """What the backward raised for a cotangent that is expanded."""
+
+    @property
+    def linear(self) -> bool:
         """Whether the pullback of a sum was the sum of the pullbacks, where rows were pulled back."""
+        return self.odd is None and self.refused is None
 
     def pull(
-        self, cotangents: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+        self,
+        cotangents: Sequence[Tensor],
+        outputs: Sequence[Tensor] | None = None,
+        *,
+        record: bool = False,
     ) -> Sequence[Tensor | None]:
         """What the graph behind the outputs gives, None where it leads nowhere."""
         problem = self.problem
@@ -114,9 +115,9 @@ class ReverseMap(_QuietMap):
             return [None] * len(problem.variables)
         outputs = self._outputs if outputs is None else outputs
         if problem.device is None:
-            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=record)
         with problem.device:
-            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=False)
+            return graph.backward(outputs, cotangents, problem.variables, keep=True, record=record)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J^T v, zeros where the graph leads nowhere."""
@@ -151,10 +152,24 @@ class ReverseMap(_QuietMap):
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
-        rows = [self.pulled_coordinates]
-        if len(self.cotangents) > 1:
-            rows.append(self.coordinates(self.pull([tensor.clone() for tensor in self.random.uneven])))
-        return torch.stack(rows).numpy()
+        return torch.stack([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)]).numpy()
+
+    def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
+        """The pullback of a cotangent, in coordinates and scaled back."""
+        return self.coordinates(self._pull_as_sent(cotangent)) / cotangent.factor
+
+    def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
+        chart = self.problem.outputs
+        if not (cotangent.recorded or cotangent.expanded):
+            return self.pull(cotangent.tensors(chart))
+        try:
+            return self.pull(cotangent.tensors(chart), record=cotangent.recorded)
+        except Exception as error:
+            # Without a second derivative, create_graph may be refused; another layout may not.
+            pulled = self.pull(chart.from_coords(cotangent.row * cotangent.factor))
+            if cotangent.expanded:
+                self.refused = error
+            return pulled
 
     @property
     def sensitivity(self) -> np.ndarray:
@@ -167,8 +182,8 @@ class ReverseMap(_QuietMap):
 
     @lazy
     def shrunk(self) -> Tensor:
-        """The pullback of the random cotangent, negative and 1024 times smaller, scaled back."""
-        return self.coordinates(self.pull([t.clone() for t in self.random.small])) * -constants.SCALE
+        """The pullback of the random cotangent, negative and many times smaller, scaled back."""
+        return self.coordinates(self.pull([t.clone() for t in self.random.small])) * -self.random.shrink
 
     @lazy
     def of_zero(self) -> Tensor:
@@ -188,10 +203,12 @@ class ReverseMap(_QuietMap):
     def columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A: every row is pulled back, in batches that agree with a single pullback."""
         matrix = self._columns(which)
-        if not self._consistent(matrix, which) and self.batching.rung != "loop":
+        odd = self._odd(matrix, which)
+        if odd is not None and self.batching.rung != "loop":
             self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
             matrix = self._columns(which)
-            self.linear = self._consistent(matrix, which)
+            odd = self._odd(matrix, which)
+        self.odd = self.odd or odd
         return matrix
 
     def _columns(self, which: np.ndarray) -> np.ndarray:
@@ -202,13 +219,16 @@ class ReverseMap(_QuietMap):
             matrix[start:stop] = self._pulled_back(self.problem.outputs.basis(start, stop))[:, which]
         return matrix
 
-    def _consistent(self, matrix: np.ndarray, which: np.ndarray) -> bool:
-        """Whether the rows add up to the pullback of the random cotangent."""
-        v = self.cotangents[0]
-        with np.errstate(all="ignore"):
-            off = abs(v @ matrix - self.mixed[0, which])
-            size = abs(v) @ abs(matrix)
-            return bool((~(off > 1e-5 + 1e-3 * size)).all())
+    def _odd(self, matrix: np.ndarray, which: np.ndarray) -> Cotangent | None:
+        """The first cotangent of which the pullback is not what these rows add up to."""
+        random = self.random
+        sent = (Cotangent(random.rows[0], ""), *random.others)
+        for v, mixed, cotangent in zip(self.cotangents, self.mixed, sent, strict=True):
+            with np.errstate(all="ignore"):
+                off, size = abs(v @ matrix - mixed[which]), abs(v) @ abs(matrix)
+                if (off > 1e-5 + 1e-3 * size).any():
+                    return cotangent
+        return None
 
     def entry(self, row: int, column: int) -> float:
         """One entry of A."""
@@ -258,6 +278,9 @@ class ForwardMap(_QuietMap):
                     "check_forward_ad out"
                 ) from error
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
+        finally:
+            # The function ran at this point without tangents: what it raises with them is a derivative's.
+            problem.raised = None
         filled = zip(problem.outputs.places, pushed.filled(), strict=True)
         return [place.strided(tangent.detach()) for place, tangent in filled]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Sampled, ShapeChange, same_numbers, values_of
+from covector._chart import Sampled, ShapeChange, same_numbers
 from covector._engine import graph
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError, UnsupportedError, first_sentence
@@ -20,7 +20,7 @@ from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
 from covector.verify.run import CheckRun
-from covector.verify.vectors import normal, weights
+from covector.verify.vectors import Cotangent, normal, weights
 
 # How often the backward is run once two runs have differed.
 _RUNS = 5
@@ -65,10 +65,14 @@ def forward_linearity(run: CheckRun) -> Finding:
     """Forward mode is linear in the tangent: the push of a sum is the sum of the pushes."""
     forward = run.forward
     tangent, summed, size = forward.sum_of_pushes(normal(run.problem.inputs.size, run.options.seed).numpy())
-    got = forward.push_coordinates(torch.from_numpy(tangent))
-    if run.close(got, torch.from_numpy(summed), torch.from_numpy(size)):
-        return passed("linearity")
-    return failed("linearity", "forward mode is not linear in the tangent: the push of a sum is not the sum")
+    expected, added = torch.from_numpy(summed), torch.from_numpy(size)
+    random = forward.random
+    for factor, word in ((random.large, "large"), (-1 / random.shrink, "tiny")):
+        got = forward.push_coordinates(torch.from_numpy(tangent) * factor) / factor
+        if not run.close(got, expected, added):
+            what = f"the push of a sum is not the sum, for a {word} one"
+            return failed("linearity", f"forward mode is not linear in the tangent: {what}")
+    return passed("linearity")
 
 
 def tangent_kind(run: CheckRun) -> Finding:
@@ -173,7 +177,6 @@ def determinism(run: CheckRun) -> Finding:
 def linearity(run: CheckRun) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem, reverse = "linearity", run.problem, run.reverse
-    pulled = reverse.pulled_coordinates
     if not all(map(same_bits, reverse.given, reverse.random.even)):
         return failed(name, "the backward writes to its cotangent, which others may need too")
     agreed = run.reverse_verdict.outcome is Outcome.PASSED and reverse.linear
@@ -191,56 +194,79 @@ def linearity(run: CheckRun) -> Finding:
         )
     if run.homogeneous and (agreed or run.additive):
         return passed(name)
+    return failed(name, f"the backward is not linear in the cotangent: {_nonlinearity(run)}")
+
+
+def _nonlinearity(run: CheckRun) -> str:
+    """In which way the backward is not linear."""
+    reverse, pulled = run.reverse, run.reverse.pulled_coordinates
     negative = reverse.pull_coordinates(-torch.from_numpy(reverse.cotangents[0]))
-    odd = run.close(negative, -pulled, pulled.abs() + 1)
-    what = "the pullback of a sum is not the sum of the pullbacks"
-    if not odd:
-        what = "a negative cotangent does not give the negative gradient"
-    elif not run.homogeneous:
-        what = "a cotangent 1024 times smaller does not give a gradient 1024 times smaller"
-    return failed(name, f"the backward is not linear in the cotangent: {what}")
+    if not run.close(negative, -pulled, pulled.abs() + 1):
+        return "a negative cotangent does not give the negative gradient"
+    if not run.homogeneous:
+        times = f"{reverse.random.shrink:.0f} times smaller"
+        return f"a cotangent {times} does not give a gradient {times}"
+    if reverse.refused is not None:
+        raised = f"{type(reverse.refused).__name__}: {reverse.refused}"
+        return f"it takes no cotangent that is expanded, as the gradient of a sum is, and raises {raised}"
+    if reverse.odd is not None and (factor := _odd_factor(run, reverse.odd)):
+        return f"the rows of the Jacobian do not add up to what it gives for a cotangent {factor}"
+    return "the pullback of a sum is not the sum of the pullbacks"
+
+
+def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
+    """What it is about a cotangent that the backward is wrong for: pairs that differ in one thing only."""
+    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False)
+    factors = (
+        ("under create_graph", plain._replace(recorded=cotangent.recorded)),
+        ("that is expanded, as the gradient of a sum is", plain._replace(expanded=cotangent.expanded)),
+        (f"of numbers around {cotangent.factor:.0e}", plain._replace(factor=cotangent.factor)),
+    )
+    expected = run.reverse.pulled_as_sent(plain)
+    for words, varied in factors:
+        if not run.close(run.reverse.pulled_as_sent(varied), expected, expected.abs() + 1):
+            return words
+    return cotangent.words
 
 
 def undefined_cotangents(run: CheckRun) -> Finding:
-    """The backward takes an undefined cotangent as zero."""
-    problem = run.problem
-    name, reverse = "undefined cotangents", run.reverse
-    outputs, even = problem.graph_outputs, reverse.random.even
-    everything: list[list[int]] = [list(range(len(outputs)))]
-    if len(outputs) > 1:
-        everything += [[i] for i in range(len(outputs))]
-    parts = []
-    for missing in everything:
-        which = "every cotangent"
-        if len(missing) < len(outputs):
-            which = f"the cotangent of {problem.output_names[missing[0]]}"
-        through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
-        try:
-            pulled = reverse.pull([t.clone() for t in even], through)
-        except Exception as error:
-            return failed(
-                name,
-                f"the backward fails when {which} is undefined: {first_sentence(error)}",
-                "A cotangent may be None: treat it as zero, or pass check_undefined_grad=False.",
-            )
-        nothing = not any(value is not None and values_of(value).any() for value in pulled)
-        if nothing and len(missing) == len(outputs):
-            continue
-        got = reverse.coordinates(pulled)
-        expected = torch.zeros_like(got)
-        if len(missing) < len(outputs):
-            given = [torch.zeros_like(t) if i in missing else t.clone() for i, t in enumerate(even)]
-            expected = reverse.coordinates(reverse.pull(given))
-        if not run.close(got, expected, expected.abs() + 1):
-            return failed(name, f"when {which} is undefined the gradient is not that of a zero cotangent")
-        if len(missing) < len(outputs):
-            parts.append(got)
-    if parts:
-        # Each cotangent was left out once.
-        stack, whole = torch.stack(parts), (len(parts) - 1) * reverse.pulled_coordinates
-        if not run.close(stack.sum(0), whole, stack.abs().sum(0) + 1):
-            return failed(name, "when the cotangents are undefined in turn, the gradients do not add up")
+    """The backward takes an undefined cotangent as zero: all of them, each in turn, and all but one."""
+    name, names = "undefined cotangents", run.problem.output_names
+    every = range(len(names))
+    nothing = _pulled_without(run, set(every), "every cotangent")
+    if isinstance(nothing, Finding):
+        return nothing
+    if ((nothing != 0) & nothing.isfinite()).any():
+        return failed(name, "when every cotangent is undefined the gradient is not that of a zero cotangent")
+    if len(names) == 1:
+        return passed(name)
+    whole = run.reverse.pulled_coordinates
+    for index in every:
+        which = f"the cotangent of {names[index]}"
+        left = _pulled_without(run, {index}, which)
+        if isinstance(left, Finding):
+            return left
+        alone = _pulled_without(run, set(every) - {index}, f"every cotangent but that of {names[index]}")
+        if isinstance(alone, Finding):
+            return alone
+        if not run.close(left + alone, whole, left.abs() + alone.abs() + 1):
+            what = which if len(names) == 2 else f"{which}, or each of the others,"
+            return failed(name, f"when {what} is undefined the gradient is not that of a zero cotangent")
     return passed(name)
+
+
+def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Tensor | Finding:
+    """The gradient where the cotangents of some outputs are undefined; a finding if the backward raises."""
+    reverse, outputs = run.reverse, run.problem.graph_outputs
+    through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
+    try:
+        return reverse.coordinates(reverse.pull([t.clone() for t in reverse.random.even], through))
+    except Exception as error:
+        return failed(
+            "undefined cotangents",
+            f"the backward fails when {which} is undefined: {first_sentence(error)}",
+            "A cotangent may be None: treat it as zero, or pass check_undefined_grad=False.",
+        )
 
 
 def unspecified_cotangents(run: CheckRun) -> Finding:

@@ -24,8 +24,18 @@ PROBES = 2
 both. torch differences along one direction for each input, so that a single input gets one, and two
 cotangents instead."""
 
-SCALE = 1024.0
-"""By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing."""
+SCALE = 2.0**20
+"""By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs
+cut small gradients off at 1e-4 or below."""
+
+SCALE_HALF = 2.0**4
+"""The same in half precision, in which numbers below 6e-5 lose digits."""
+
+LARGE = 2.0**10
+"""By what a cotangent is multiplied to see whether large ones are clipped: programs clip at 1 to 100."""
+
+LARGE_HALF = 2.0**4
+"""The same in half precision, in which numbers above 65504 are infinite."""
 
 UNMOVED = 1e-6
 """The share of the largest change of an output below which an element counts as not moved, when axes are

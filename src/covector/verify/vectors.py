@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled
+from covector._chart import Chart, Sampled, real_ones
 from covector.verify import constants
 
 # In an uneven vector, the share of ones and the length of a run of zeros.
 _ONES = 0.05
 _RUN = 64
+
+# Dtypes with so few exponents that numbers far from one overflow, or lose digits.
+_HALF = (torch.float16, torch.complex32)
 
 # Random vectors of up to this many numbers are kept for the next check.
 _KEPT = 1 << 12
@@ -65,17 +68,43 @@ def _uneven(size: int, seed: int) -> Tensor:
     return torch.from_numpy(factors)
 
 
+class Cotangent(NamedTuple):
+    """A cotangent as it is sent: v times a power of two, in a form that programs send."""
+
+    row: Tensor
+    """V in coordinates, with numbers of the order of one."""
+    words: str
+    """What is special about v."""
+    factor: float = 1.0
+    expanded: bool = False
+    """Whether one number stands for all of them in memory, as in the gradient of a sum."""
+    recorded: bool = False
+    """Whether it is pulled back under create_graph, as second derivatives do."""
+
+    def tensors(self, chart: Chart | Sampled) -> list[Tensor]:
+        """The tensors of it, new ones: a backward may write to what it is given."""
+        if self.expanded and isinstance(chart, Chart):
+            numbers = chart.of_one_number(self.factor)
+            if numbers is not None:
+                return numbers
+        return chart.from_coords(self.row * self.factor)
+
+
 class Cotangents(NamedTuple):
-    """Random cotangents of some outputs. A backward may write to what it is given: copies are for it."""
+    """Cotangents of some outputs. A backward may write to what it is given: copies are for it."""
 
     rows: Tensor
-    """In coordinates: v, and an uneven one with the opposite signs."""
+    """In coordinates: v at random, and the others."""
     even: list[Tensor]
     """The tensors of v."""
-    uneven: list[Tensor]
-    """The tensors of the other."""
     small: list[Tensor]
-    """The tensors of -v / SCALE."""
+    """The tensors of -v, many times smaller."""
+    shrink: float
+    """By what -v was divided, for those."""
+    large: float
+    """By what vectors are multiplied to see whether large ones are treated otherwise."""
+    others: tuple[Cotangent, ...]
+    """What a backward may treat in a way of its own."""
 
 
 def cotangents_of(chart: Chart | Sampled, seed: int) -> Cotangents:
@@ -87,9 +116,30 @@ def cotangents_of(chart: Chart | Sampled, seed: int) -> Cotangents:
 
 def _made_cotangents(chart: Chart | Sampled, seed: int) -> Cotangents:
     even = weights(chart.size, seed)
-    rows = torch.stack([even, _uneven(chart.size, seed) * -even]) if chart.size else even.new_zeros(2, 0)
-    given = (even.clone(), rows[1].clone(), even / -constants.SCALE)
-    return Cotangents(rows, *map(chart.from_coords, given))
+    large, shrink = constants.LARGE, constants.SCALE
+    if any(place.dtype in _HALF for place in chart.places):
+        large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
+    others = _others(chart, even, large, shrink, seed)
+    rows = torch.stack([even, *(one.row for one in others)])
+    sent, small = chart.from_coords(even.clone()), chart.from_coords(even / -shrink)
+    return Cotangents(rows, sent, small, shrink, large, others)
+
+
+def _others(
+    chart: Chart | Sampled, even: Tensor, large: float, shrink: float, seed: int
+) -> tuple[Cotangent, ...]:
+    """Each cotangent varies several things at once; where one disagrees, they are taken apart."""
+    if chart.size == 0:
+        return ()
+    if chart.size == 1:  # every cotangent is a multiple of every other
+        return (Cotangent(even, "", factor=large, recorded=True),)
+    uneven = _uneven(chart.size, seed) * -even
+    single = unit(chart.size, seed % chart.size) * even
+    return (
+        Cotangent(uneven, "with numbers of many sizes, and zeros", recorded=True),
+        Cotangent(real_ones(chart), "whose numbers are all equal", factor=large, expanded=True),
+        Cotangent(single, "with one number that is not zero", factor=1 / shrink),
+    )
 
 
 _kept_cotangents = lru_cache(maxsize=128)(_made_cotangents)

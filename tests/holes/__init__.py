@@ -1,0 +1,15 @@
+"""What a gradient check can overlook, by kind: wrong functions that look right, right ones that look wrong.
+
+The mutants of `tests/mutants.py` have a wrong formula. Here the formula is right where a careless check looks
+and wrong where the caller is: on another memory layout, class or dtype, for another cotangent, on a shorter
+step, without the noise. Each kind has a module of its own, and each wrong function a right twin nearby.
+"""
+
+from __future__ import annotations
+
+from holes import cotangents, given, steps
+from holes.table import Hole
+
+HOLES: list[Hole] = [*given.HOLES, *cotangents.HOLES, *steps.HOLES]
+WRONG = [hole for hole in HOLES if not hole.right]
+RIGHT = [hole for hole in HOLES if hole.right]
