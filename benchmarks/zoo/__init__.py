@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from benchmarks.zoo import densities, dynamics, images, networks, solvers
 from benchmarks.zoo.entry import ENTRIES, Entry, held_out
 from benchmarks.zoo.measure import LIMIT, Result, measure
@@ -31,7 +29,6 @@ def chosen(aside: bool | None = False, part: str = "") -> list[Entry]:
 def report(entries: Iterable[Entry], limit: int = LIMIT, *, every_check: bool = False) -> list[Result]:
     """Run all checks of the entries, and print a row for each and the summary."""
     print(f"\n{line(HEADER)}")
-    torch.set_num_threads(1)  # once, before the first fork: torch's pool of threads does not survive another
     results = []
     for entry in entries:
         results.append(measure(entry, limit=limit))

@@ -15,6 +15,7 @@ import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import process_time
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 import covector
 from benchmarks._measure import resident_peak
-from benchmarks.zoo.entry import Entry, Function, Subject
+from benchmarks.zoo.entry import ENTRIES, Entry, Function, Subject
 
 LIMIT = 60  # seconds of processor time, for one check
 PATIENCE = 5  # seconds by the clock for each of them: the machine may be shared
@@ -94,17 +95,26 @@ class Result:
 
 
 def measure(entry: Entry, sides: tuple[str, ...] = ("ours", "theirs"), limit: int = LIMIT) -> Result:
-    """The checks of an entry, in a process of their own: what its package changes is gone afterwards."""
+    """The checks of an entry, in a process of their own: what its package changes is gone afterwards.
+
+    It is forked from a server that has loaded torch and has run nothing: threads do not survive a fork.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.zoo"])
     checks = tuple(check for check in CHECKS if check.side in sides)
     try:
-        done = _forked(lambda: _measured(entry, checks, limit), PATIENCE * limit * len(checks))
-    except RuntimeError as error:  # a package that does not survive a fork is no reason to lose the others
+        done = _elsewhere(
+            context, partial(_measured, entry.name, checks, limit), PATIENCE * limit * len(checks)
+        )
+    except RuntimeError as error:  # one that does not survive a fork is no reason to lose the others
         return Result(entry.name, entry.package, note=f"not measured: {str(error).strip().splitlines()[-1]}")
     return done or Result(entry.name, entry.package, note="stopped: it did not end")
 
 
-def _measured(entry: Entry, checks: tuple[Check, ...], limit: int) -> Result:
+def _measured(name: str, checks: tuple[Check, ...], limit: int) -> Result:
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    entry = ENTRIES[name]
     try:
         entry.subject(wrong=False)
     except ImportError as missing:
@@ -236,8 +246,12 @@ def _can_be_batched(function: Function, inputs: tuple[Tensor, ...]) -> bool:
 
 
 def _forked(call: Callable[[], T], patience: float, limit: int | None = None) -> T | None:
-    """The result of a call in a forked process; None if a limit ends it: of processor time, or patience."""
-    context = multiprocessing.get_context("fork")
+    """The result of a call in a fork of this process."""
+    return _elsewhere(multiprocessing.get_context("fork"), call, patience, limit)
+
+
+def _elsewhere(context: Any, call: Callable[[], T], patience: float, limit: int | None = None) -> T | None:
+    """The result of a call in another process; None if a limit ends it: of processor time, or patience."""
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_report_to, args=(sender, call, limit))
     child.start()
