@@ -28,15 +28,26 @@ if TYPE_CHECKING:
     from covector.cases import case
     from covector.compat import swap
     from covector.report.report import Report
+    from covector.sparsity.checking import check_pattern
+    from covector.sparsity.doors import (
+        hessian_plan,
+        jacobian_plan,
+        sparse_hessian,
+        sparse_jacobian,
+        sparsity,
+    )
+    from covector.sparsity.pattern import SparsityPattern
     from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
     "GradcheckError",
     "Report",
+    "SparsityPattern",
     "as_function",
     "as_sparse_gradcheck",
     "case",
     "check",
+    "check_pattern",
     "functionalize",
     "grad",
     "grad_and_value",
@@ -45,12 +56,17 @@ __all__ = [
     "hessian",
     "hessian_blocks",
     "hessian_diagonal",
+    "hessian_plan",
     "hvp",
     "jacfwd",
     "jacobian",
+    "jacobian_plan",
     "jacrev",
     "jvp",
     "linearize",
+    "sparse_hessian",
+    "sparse_jacobian",
+    "sparsity",
     "swap",
     "value_and_jacobian",
     "vhp",
@@ -61,11 +77,17 @@ __all__ = [
 # each name is, and what to load for a room as a whole.
 _ROOM_OF = {
     "Report": "covector.report.report",
+    "SparsityPattern": "covector.sparsity.pattern",
     "as_sparse_gradcheck": "covector.verify.sparse",
     "case": "covector.cases",
     "check": "covector.api",
+    "check_pattern": "covector.sparsity.checking",
     "gradcheck": "covector.api",
     "gradgradcheck": "covector.api",
+    "hessian_plan": "covector.sparsity.doors",
+    "jacobian_plan": "covector.sparsity.doors",
+    "sparse_hessian": "covector.sparsity.doors",
+    "sparse_jacobian": "covector.sparsity.doors",
     "swap": "covector.compat",
 }
 _ROOMS = {
@@ -73,6 +95,7 @@ _ROOMS = {
     "cases": "covector.cases",
     "compat": "covector.compat",
     "functional": "covector.functional",
+    "sparsity": "covector.sparsity",
     "verify": "covector.api",
 }
 

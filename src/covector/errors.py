@@ -22,6 +22,7 @@ __all__ = [
     "ComplexOutputError",
     "CovectorError",
     "CovectorWarning",
+    "DataDependenceError",
     "DeprecatedNameWarning",
     "EmptyError",
     "EngineError",
@@ -31,6 +32,7 @@ __all__ = [
     "InferenceModeError",
     "OptionError",
     "OutputError",
+    "PatternError",
     "PrecisionWarning",
     "RandomnessError",
     "ResourceError",
@@ -122,6 +124,14 @@ class InferenceModeError(CovectorError, RuntimeError):
 
 class EngineError(CovectorError, ImportError):
     """This release of torch lacks a name that the engine needs; the text has the releases that do."""
+
+
+class DataDependenceError(CovectorError, RuntimeError):
+    """The caller's function branches on numbers, so its pattern may differ from point to point."""
+
+
+class PatternError(CovectorError, RuntimeError):
+    """A sparsity pattern lacks entries that the derivative has; the text names rows."""
 
 
 class UnsupportedError(CovectorError, NotImplementedError):

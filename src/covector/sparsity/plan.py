@@ -1,0 +1,239 @@
+"""Plans of sparse derivatives: what depends on structure only is found once, and applied at many points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covector._chart import Chart
+from covector._engine import levels
+from covector._lazy import lazy
+from covector._linear import LinearMap
+from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
+from covector.errors import ArgumentValueError, Caller, UnsupportedError
+from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
+from covector.sparsity.coloring import Coloring
+from covector.sparsity.derivative import Derivative
+from covector.sparsity.pattern import SparsityPattern
+from covector.sparsity.structure import Structure
+from covector.transforms._door import bind, check_real
+from covector.transforms._plan import Plan
+
+
+class Selection(NamedTuple):
+    """By which arguments to differentiate, and how the result is given."""
+
+    argnums: Argnums
+    argnames: Argnames
+    layout: str
+
+    def bind(self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a call, those to differentiate by marked and checked."""
+        arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
+        check_real(caller, arguments.primals(), lambda: arguments.paths(caller.function))
+        return arguments
+
+
+class Products(NamedTuple):
+    """What the products with all groups returned, one after the other, and the run they came from."""
+
+    flat: Tensor
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SparsePlan(Plan):
+    """How a sparse Jacobian or Hessian is computed at any point: `plan(x)` does it.
+
+    `pattern` says which entries there are, `coloring` which rows or columns share a product, `mode` whether
+    these are pulled back ("reverse"), pushed forward ("forward") or both, `fallbacks` which operations were
+    taken to mix all that they touch because there is no rule for them, with how often.
+    """
+
+    derivative: Derivative = field(kw_only=True)
+    selection: Selection = field(kw_only=True)
+    structure: Structure = field(kw_only=True)
+    pattern: SparsityPattern = field(kw_only=True)
+    coloring: Coloring = field(kw_only=True)
+    charts: tuple[Chart, Chart] = field(kw_only=True)
+    output_spec: Spec = field(kw_only=True)
+    local: bool = field(kw_only=True, default=False)
+    fallbacks: dict[str, int] = field(kw_only=True, default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The derivative at these arguments, as a sparse matrix; of trees, a tree of such blocks."""
+        arguments = self._bound(args, kwargs)
+        return self._arranged(self._values(arguments), arguments)
+
+    def value_and_jacobian(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The value of the function and the derivative, from the same run where rows are pulled back."""
+        arguments = self._bound(args, kwargs)
+        products = self._products(arguments)
+        evaluation = products.evaluation
+        if evaluation is None:
+            evaluation = self.derivative.run(arguments)(arguments.leaves)
+        values = self._checked(self._read_off(products), arguments)
+        return self.derivative.value(evaluation), self._arranged(values, arguments)
+
+    def values(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The entries row by row, as one dense vector, which every transform can go through."""
+        return self._values(self._bound(args, kwargs))
+
+    def to_scipy(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole derivative as a `scipy.sparse.csr_array`.
+
+        Takes what the function takes; or one flat NumPy vector with all that is differentiated by, as
+        SciPy's solvers pass it (then nothing else may vary).
+        """
+        if len(args) == 1 and isinstance(args[0], np.ndarray) and not kwargs:
+            args = tuple(self.tree(args[0]))
+        return as_scipy(self.pattern, self.values(*args, **kwargs))
+
+    def tree(self, vector: Any) -> tuple[Any, ...]:
+        """The positional arguments with the numbers of a flat NumPy vector."""
+        inputs, _ = self.charts
+        if len(self.structure.kinds) != len(inputs.places) or self._example is None:
+            raise ArgumentValueError(
+                f"{self.derivative.caller}: a flat vector can stand for the arguments only if all of them "
+                "are "
+                "differentiated by. Close over the others: lambda x: f(x, other)."
+            )
+        flat = torch.as_tensor(np.asarray(vector))
+        if flat.shape != (inputs.size,):
+            raise ArgumentValueError(
+                f"{self.derivative.caller}: the vector must have {inputs.size} elements, got shape "
+                f"{tuple(flat.shape)}."
+            )
+        positional, _ = self._example.rebuild(inputs.from_coords(flat))
+        return tuple(positional)
+
+    _example: Arguments | None = field(kw_only=True, default=None)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        arguments = self.selection.bind(self.derivative.caller, args, kwargs)
+        self.structure.check(self.derivative.caller, arguments)
+        return arguments
+
+    def _values(self, arguments: Arguments) -> Tensor:
+        return self._checked(self._read_off(self._products(arguments)), arguments)
+
+    def _checked(self, values: Tensor, arguments: Arguments) -> Tensor:
+        """The values; those of a local pattern are compared with products at this point first."""
+        if self.local:
+            from covector.sparsity.checking import require
+
+            require(self, arguments, values, points=1)
+        return values
+
+    def _products(self, arguments: Arguments) -> Products:
+        """The products with all groups of columns, then those with all groups of rows, flat."""
+        parts, evaluation = [], None
+        if self.coloring.forward:
+            turn = self.derivative.reverse if self.derivative.symmetric else self.derivative.forward
+            derivative = turn(arguments)
+            parts.append(self._applied(derivative, self._column_groups))
+            evaluation = derivative.evaluation if self.derivative.symmetric else None
+        if self.coloring.reverse:
+            derivative = self.derivative.reverse(arguments)
+            parts.append(self._applied(derivative, self._row_groups))
+            evaluation = derivative.evaluation
+        if not parts:
+            like = arguments.primals()[0]
+            return Products(like.new_zeros(0), None)
+        dtype = parts[0].dtype
+        for part in parts:
+            dtype = torch.promote_types(dtype, part.dtype)
+        return Products(
+            torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0], evaluation
+        )
+
+    def _applied(self, derivative: LinearMap, groups: list[Tensor]) -> Tensor:
+        images = derivative.apply_batch(groups, chunk_size=self.chunk)
+        if len(images) == 1:
+            return images[0].reshape(-1)
+        dtype = images[0].dtype
+        for image in images:
+            dtype = torch.promote_types(dtype, image.dtype)
+        return torch.cat([image.reshape(image.shape[0], -1).to(dtype) for image in images], dim=1).reshape(-1)
+
+    def _read_off(self, products: Products) -> Tensor:
+        return products.flat.index_select(0, self._source.to(products.flat.device))
+
+    @lazy
+    def _source(self) -> Tensor:
+        return torch.from_numpy(self.coloring.source)
+
+    @lazy
+    def _column_groups(self) -> list[Tensor]:
+        return _sums(self.coloring.columns, self.coloring.forward, self.charts[0])
+
+    @lazy
+    def _row_groups(self) -> list[Tensor]:
+        return _sums(self.coloring.rows, self.coloring.reverse, self.charts[1])
+
+    @lazy
+    def _blocks(self) -> list[list[Block]]:
+        inputs, outputs = self.charts
+        return blocks_of(self.pattern, _spans(outputs), _spans(inputs))
+
+    def _arranged(self, values: Tensor, arguments: Arguments) -> Any:
+        """A block for each output and input, in trees like theirs."""
+        if levels.active():
+            raise UnsupportedError(
+                f"{self.derivative.caller}: torch has no sparse tensors inside of vmap and other "
+                "transforms. Use "
+                "plan.values(...), the entries as one dense vector, there; plan.pattern says where they "
+                "stand."
+            )
+        rows = [
+            arguments.tree_of([block.built(values, self.selection.layout) for block in row])
+            for row in self._blocks
+        ]
+        if self.derivative.symmetric:
+            return arguments.tree_of(rows)
+        return unflatten(rows, self.output_spec)
+
+    def with_layout(self, layout: str) -> SparsePlan:
+        """The same plan with results in another layout: "coo", "csr", "csc" or "scipy"."""
+        check_layout(self.derivative.caller.verb, layout)
+        return replace(self, selection=self.selection._replace(layout=layout))
+
+    def save(self, path: Any) -> None:
+        """Write what was decided to a file (`.npz`, without pickle); `jacobian_plan.load` reads it."""
+        from covector.sparsity.saving import save
+
+        save(self, path)
+
+    def __repr__(self) -> str:
+        what = self.pattern.summary
+        mixed = f", {len(self.fallbacks)} operations without a rule" if self.fallbacks else ""
+        count = self.coloring.products
+        colors = f"{count} color{'' if count == 1 else 's'}"
+        return f"{self.derivative.caller}: {what}, {colors}, {self.mode} mode{mixed}"
+
+    def __str__(self) -> str:
+        lines = [repr(self), f"  {self.coloring!r}, because {self.reason}"]
+        lines += [
+            f"  {name} has no rule: everything that it touches is taken to be mixed"
+            for name in self.fallbacks
+        ]
+        return "\n".join(lines)
+
+
+def _spans(chart: Chart) -> list[Span]:
+    return [Span(place.start, place.stop) for place in chart.places]
+
+
+def _sums(colors: Any, count: int, chart: Chart) -> list[Tensor]:
+    """The sum of the basis vectors of each colour, stacked, as tensors of the chart."""
+    sums = torch.zeros(count, chart.size, dtype=torch.bool)
+    members = torch.from_numpy(np.flatnonzero(colors >= 0))
+    sums[torch.from_numpy(colors)[members], members] = True
+    return [
+        sums[:, place.start : place.stop].to(place.device, place.dtype).reshape(count, *place.shape)
+        for place in chart.elementwise
+    ]

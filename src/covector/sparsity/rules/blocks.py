@@ -1,0 +1,148 @@
+"""Blocks: some axes are mixed completely, the others stay apart. FFT, solves, norms, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from covector.sparsity.dependence import Dependence, united
+from covector.sparsity.rules.lines import over
+from covector.sparsity.rules.reductions import along, axes_of
+from covector.sparsity.tracker import Dependences, NoRule, Operation
+
+
+def fourier(operation: Operation) -> Dependences:
+    """Every element along the transformed axes reads every one."""
+    source = operation.dependence(operation["self"])
+    assert source is not None
+    joined = over(source, axes_of(operation["dim"], source.ids.ndim), keepdim=True)
+    return [joined.with_ids(joined.ids.expand(operation.result.shape))]
+
+
+def matrices(operation: Operation) -> Dependences:
+    """Functions of matrices: the last two axes are mixed, those before them are a batch."""
+    tracked = list(operation.tracked())
+    if any(tensor.ndim < 2 for tensor, _ in tracked):
+        raise NoRule
+    batch = max((tensor.shape[:-2] for tensor in operation.call.tensors() if tensor.ndim >= 2), key=len)
+    joined = united([over(part, [-1, -2], keepdim=False) for _, part in tracked], batch)
+    return [_spread(joined, result) for result in operation.results]
+
+
+def _spread(joined: Dependence, result: Tensor | None) -> Dependence | None:
+    """One set for each matrix of a batch, for all that a result has of it."""
+    if result is None:
+        return None
+    batch = joined.ids.shape
+    if result.shape[: len(batch)] != batch:
+        raise NoRule
+    return joined.with_ids(joined.ids.reshape(*batch, *[1] * (result.ndim - len(batch))).expand(result.shape))
+
+
+# Solvers: the matrix and the right-hand sides.
+_SOLVES = {
+    "linalg_solve_triangular": ("self", "B"),
+    "_linalg_solve_ex": ("A", "B"),
+    "linalg_lu_solve": ("LU", "B"),
+    "cholesky_solve": ("input2", "self"),
+    "triangular_solve": ("A", "self"),
+    "linalg_ldl_solve": ("LD", "B"),
+}
+
+
+def solve(operation: Operation) -> Dependences:
+    """A solution reads its own right-hand side, and all of the matrix."""
+    matrix, sides = (operation[name] for name in _SOLVES[operation.name])
+    moving = operation.dependence(sides)
+    from_right = operation["left"] is False
+    if operation.dependence(matrix) is not None or moving is None or from_right or sides.ndim != matrix.ndim:
+        return matrices(operation)
+    joined = over(moving, [-2], keepdim=True)
+    results: list[Dependence | None] = []
+    for result in operation.results:
+        fits = result is not None and result.ndim == joined.ids.ndim and result.is_floating_point()
+        results.append(
+            joined.with_ids(joined.ids.expand(result.shape)) if fits and result is not None else None
+        )
+    return results
+
+
+def layer_norm_backward(operation: Operation) -> Dependences:
+    """By the input, mixed along the normalized axes; by weight and bias, summed over all others."""
+    source: Tensor = operation["input"]
+    inner = list(range(source.ndim - len(operation["normalized_shape"]), source.ndim))
+    outer = [axis for axis in range(source.ndim) if axis not in inner]
+    tracked = [part for _, part in operation.tracked() if part.ids.ndim == source.ndim]
+    if len(tracked) != len(list(operation.tracked())):
+        raise NoRule
+    by_input, *by_rest = operation.results
+    first = None if by_input is None else along(tracked, inner, by_input.shape)
+    rest = [
+        None if r is None else united([over(t, outer, keepdim=False) for t in tracked], r.shape)
+        for r in by_rest
+    ]
+    return [first, *rest]
+
+
+def batch_norm_backward(operation: Operation) -> Dependences:
+    """Channels stay apart; in evaluation the elements of a channel do, too."""
+    tracked = [part for _, part in operation.tracked()]
+    ndim = operation["input"].ndim
+    if any(part.ids.ndim != ndim for part in tracked):
+        raise NoRule
+    channel = united([over(part, _all_but(1, ndim), keepdim=True) for part in tracked], _channels(operation))
+    by_input, *by_rest = operation.results
+    return [
+        None
+        if by_input is None
+        else united(tracked if not operation["train"] else [channel], by_input.shape),
+        *(None if r is None else channel.with_ids(channel.ids.reshape(-1)) for r in by_rest),
+    ]
+
+
+def _all_but(axis: int, ndim: int) -> Sequence[int]:
+    return [other for other in range(ndim) if other != axis]
+
+
+def _channels(operation: Operation) -> list[int]:
+    shape = operation["input"].shape
+    return [size if axis == 1 else 1 for axis, size in enumerate(shape)]
+
+
+def attention(operation: Operation) -> Dependences:
+    """Heads stay apart: all else of a head is mixed."""
+    tracked = list(operation.tracked())
+    if any(part.ids.ndim != 4 for _, part in tracked):
+        raise NoRule
+    heads = united(
+        [over(part, [-1, -2], keepdim=True) for _, part in tracked], (*tracked[0][1].ids.shape[:2], 1, 1)
+    )
+    results: list[Dependence | None] = []
+    for result in operation.results:
+        fits = result is not None and result.ndim == 4 and result.shape[:2] == heads.ids.shape[:2]
+        if not fits and result is not None and result.is_floating_point() and result.numel():
+            raise NoRule
+        results.append(
+            heads.with_ids(heads.ids.expand(result.shape)) if fits and result is not None else None
+        )
+    return results
+
+
+_MATRICES = (
+    "linalg_inv_ex", "linalg_cholesky_ex", "_linalg_eigh", "_linalg_svd", "linalg_qr", "_linalg_det",
+    "_linalg_slogdet", "linalg_lu", "linalg_lu_factor_ex", "linalg_matrix_exp", "cholesky_inverse",
+    "linalg_eig", "linalg_pinv", "linalg_householder_product", "cholesky", "lu_unpack",
+    "linalg_ldl_factor_ex", "geqrf", "ormqr",
+)  # fmt: skip
+
+RULES = {
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), fourier),
+    **dict.fromkeys(_MATRICES, matrices),
+    **dict.fromkeys(_SOLVES, solve),
+    "native_layer_norm_backward": layer_norm_backward,
+    "_fused_rms_norm_backward": layer_norm_backward,
+    "native_batch_norm_backward": batch_norm_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention,
+}

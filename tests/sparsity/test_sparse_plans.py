@@ -1,0 +1,343 @@
+"""Plans: the values are those of the dense derivative, at any point, in any layout, through every door."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sparse_functions import FUNCTIONS, burgers
+from test_detection import dense_jacobian
+
+import covector
+from covector._tree import flatten
+from covector.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    BatchingWarning,
+    OutputError,
+    PatternError,
+    UnsupportedError,
+)
+from covector.transforms._plan import Plan
+
+
+def chain(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def neighbors(x):
+    return x[1:] * x[:-1] ** 2
+
+
+X = torch.tensor([0.5, -1.0, 2.0, 1.5, -0.3], dtype=torch.float64)
+NEIGHBORS = covector.jacobian_plan(neighbors, X)
+
+
+def dense(result):
+    return torch.cat([block.to_dense() for block in flatten(result)[0]])
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=str)
+def test_values_are_those_of_the_dense_jacobian(case):
+    """At a point that the plan has not seen, by both modes."""
+    expected = dense_jacobian(case.function, case.at(3))
+    for mode in ("auto", "forward")[: 1 + case.forward]:
+        with warnings.catch_warnings():
+            if not case.batched:
+                warnings.simplefilter("ignore", BatchingWarning)
+            plan = covector.jacobian_plan(case.function, case.at(4), mode=mode)
+            found = dense(plan(case.at(3)))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        assert mode == "auto" or plan.mode == mode or not plan.pattern.nnz
+
+
+HESSIANS = {
+    "chain": chain,
+    "quartic without a diagonal": lambda x: (x[1:] * x[:-1]).sum(),
+    "softmax": lambda x: x.softmax(0).square().sum(),
+    "relu": lambda x: (torch.relu(x) * x.roll(1) ** 2).sum(),
+    "linear": lambda x: x.sum(),
+    "arrow": lambda x: (x[0] * x).sin().sum(),
+    "where": lambda x: torch.where(x > 0, x**3, x.roll(1) * x).sum(),
+    "gather": lambda x: (x[[0, 2, 4]] ** 2 * x[[1, 3, 1]]).sum(),
+    "norm": lambda x: (x[:3] ** 2).sum().sqrt() + x[3] * x[4],
+}
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_hessians(name):
+    plan = covector.hessian_plan(HESSIANS[name], X)
+    x = X.flip(0) + 0.1
+    torch.testing.assert_close(
+        plan(x).to_dense(), torch.func.hessian(HESSIANS[name])(x), rtol=1e-10, atol=1e-12
+    )
+    assert plan.coloring.kind == "star"
+
+
+def test_the_number_of_products_is_the_number_of_colors():
+    """Ten thousand inputs, four pullbacks; and the function runs once."""
+    calls = []
+
+    def counted(x):
+        calls.append(x.shape)
+        return burgers(x)
+
+    plan = covector.jacobian_plan(counted, torch.rand(10_000))
+    assert plan.coloring.products <= 4
+    calls.clear()
+    assert plan(torch.rand(10_000)).values().shape == (30_000,)
+    assert len(calls) == 1
+    calls.clear()
+    value, _ = plan.value_and_jacobian(torch.rand(10_000))
+    assert value.shape == (10_000,)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "scipy"])
+def test_layouts(layout):
+    result = NEIGHBORS.with_layout(layout)(X)
+    array = result.toarray() if layout == "scipy" else result.to_dense().numpy()
+    np.testing.assert_allclose(array, torch.func.jacrev(neighbors)(X).numpy())
+    assert isinstance(result, sparse.csr_array) if layout == "scipy" else layout in str(result.layout)
+    if layout != "scipy":
+        torch.testing.assert_close(result @ torch.eye(5, dtype=X.dtype), torch.func.jacrev(neighbors)(X))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_results_can_be_differentiated(layout):
+    """Through the values, in every layout."""
+    x = X.clone().requires_grad_()
+    NEIGHBORS.with_layout(layout)(x).values().pow(2).sum().backward()
+    y = X.clone().requires_grad_()
+    torch.func.jacrev(neighbors)(y).pow(2).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    hessian = covector.hessian_plan(chain, X)
+    x = X.clone().requires_grad_()
+    hessian(x).values().sum().backward()
+    y = X.clone().requires_grad_()
+    torch.func.hessian(chain)(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_under_other_transforms_the_values_work_and_the_matrix_says_that_it_does_not():
+    points = torch.stack([X, X + 1, X * 2])
+    values = torch.vmap(NEIGHBORS.values)(points)
+    torch.testing.assert_close(values[1], NEIGHBORS(X + 1).values())
+    torch.testing.assert_close(covector.jacobian(NEIGHBORS.values)(X), torch.func.jacfwd(NEIGHBORS.values)(X))
+    with pytest.raises(UnsupportedError, match=r"plan\.values"):
+        torch.vmap(NEIGHBORS)(points)
+
+
+def test_trees_are_blocks():
+    """A tree like the output of trees like the input, each block a matrix."""
+    point = {"a": X, "b": (torch.ones(2, 2, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))}
+
+    def function(p, scale):
+        return {"y": p["a"][:4] * p["b"][0].reshape(-1) * scale, "z": p["b"][1] ** 2}
+
+    result = covector.sparse_jacobian(function)(point, 3.0)
+    expected = torch.func.jacrev(function)(point, 3.0)
+    assert result["y"]["b"][0].shape == (4, 4)
+    torch.testing.assert_close(result["y"]["b"][0].to_dense(), expected["y"]["b"][0].reshape(4, 4))
+    torch.testing.assert_close(result["y"]["a"].to_dense(), expected["y"]["a"])
+    assert result["z"]["a"].values().shape == (0,)
+    both = covector.sparse_jacobian(lambda x, y: x * y, argnums=(0, 1))(X, X + 1)
+    torch.testing.assert_close(both[1].to_dense(), torch.diag(X))
+    energy = lambda p: (p["a"] ** 2).sum() * p["b"][1]
+    hessian = covector.sparse_hessian(energy)(point)
+    torch.testing.assert_close(hessian["a"]["b"][1].to_dense()[:, 0], 2 * X)
+    assert hessian["b"][0]["a"].shape == (4, 5)
+
+
+def test_plans_are_remembered():
+    """A plan for each structure of arguments that was met."""
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return neighbors(x)
+
+    jacobian = covector.sparse_jacobian(counted)
+    assert jacobian.plan is None
+    jacobian(X)
+    first, made = jacobian.plan, len(calls)
+    jacobian(X + 1)
+    assert jacobian.plan is first
+    assert len(calls) == made + 1
+    jacobian(X[:4])
+    assert jacobian.plan is not first
+    assert isinstance(first, Plan)
+
+
+def test_what_a_plan_says():
+    assert repr(NEIGHBORS) == "jacobian_plan(neighbors): 4 x 5, 8 nonzeros (40 %), 2 colors, reverse mode"
+    assert str(NEIGHBORS).splitlines()[1:] == [
+        "  row coloring: 2 groups of rows, because it takes the cheapest products"
+    ]
+    assert (NEIGHBORS.mode, NEIGHBORS.outputs, NEIGHBORS.inputs, NEIGHBORS.chunk) == ("reverse", 4, 5, 2)
+    forward = covector.jacobian_plan(neighbors, X, mode="forward")
+    assert repr(forward).endswith("2 colors, forward mode")
+
+
+def test_dense_rows_and_columns_take_both_modes():
+    def arrow(x):
+        return torch.cat([(x**2).sum().reshape(1), x[1:] * x[0]])
+
+    x = torch.rand(40, dtype=torch.float64)
+    plan = covector.jacobian_plan(arrow, x)
+    assert plan.mode == "both"
+    assert plan.coloring.products <= 3
+    torch.testing.assert_close(plan(x).to_dense(), torch.func.jacrev(arrow)(x))
+
+
+def test_chunks():
+    plan = covector.jacobian_plan(lambda x: x.softmax(0), X, chunk_size=2)
+    torch.testing.assert_close(plan(X).to_dense(), torch.func.jacrev(lambda x: x.softmax(0))(X))
+
+
+PATTERNS = [
+    torch.eye(5, dtype=torch.bool)[:4] | torch.eye(5, dtype=torch.bool)[1:],
+    NEIGHBORS.pattern,
+    NEIGHBORS.to_scipy(X),
+    NEIGHBORS(X),
+    NEIGHBORS.pattern.to_dense().numpy(),
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
+def test_a_pattern_of_ones_own(pattern):
+    """It is used in place of detection."""
+    plan = covector.jacobian_plan(neighbors, X, pattern=pattern)
+    torch.testing.assert_close(plan(X).to_dense(), torch.func.jacrev(neighbors)(X))
+
+
+def test_a_pattern_that_lacks_entries_is_found_out():
+    """The text names rows; nothing is checked if that is not wanted."""
+    lacking = NEIGHBORS.pattern.to_dense()
+    lacking[2, 3] = False
+    with pytest.raises(PatternError, match="row 2: product") as caught:
+        covector.jacobian_plan(neighbors, X, pattern=lacking)
+    assert "rows differ: 2" in str(caught.value)
+    plan = covector.jacobian_plan(neighbors, X, pattern=lacking, verify=False)
+    with pytest.raises(PatternError):
+        covector.check_pattern(plan, X)
+
+
+def test_a_pattern_that_is_right_here_and_wrong_nearby():
+    """An entry that vanishes at the point is seen at the second one."""
+    with pytest.raises(PatternError, match="at a point nearby"):
+        covector.jacobian_plan(lambda x: x * x.roll(1), torch.zeros(4), pattern=torch.eye(4))
+
+
+def test_a_local_plan_is_checked_at_every_point():
+    def branch(x):
+        return x * 2 if x[0] > 0 else x.roll(1)
+
+    plan = covector.jacobian_plan(branch, X, local=True)
+    torch.testing.assert_close(plan(X + 1).to_dense(), 2 * torch.eye(5, dtype=torch.float64))
+    with pytest.raises(PatternError):
+        plan(-X)
+
+
+def test_check_pattern_counts():
+    check = covector.check_pattern(NEIGHBORS, X, points=3)
+    assert (check.points, check.products, check.unused) == (3, 6, 0)
+    assert check.largest < 1e-12
+    unused = covector.check_pattern(
+        covector.jacobian_plan(lambda x: torch.where(x > 100, x.roll(1), x), X), X
+    )
+    assert unused.unused == 5
+    assert "5 entries were zero" in str(unused)
+    with pytest.raises(ArgumentTypeError, match="check_pattern"):
+        covector.check_pattern(neighbors, X)
+
+
+def test_a_second_derivative_that_is_not_symmetric():
+    """A backward of one's own can say anything; rows are then read off one by one."""
+
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.saved_tensors[0].roll(1)
+
+    plan = covector.hessian_plan(lambda x: Odd.apply(x).sum(), X)
+    assert plan.coloring.kind == "row"
+    torch.testing.assert_close(plan(X).to_dense(), torch.func.jacrev(lambda x: x.roll(1))(X))
+
+
+REFUSED = {
+    "dtype": (lambda: NEIGHBORS(X.float()), ArgumentValueError, "made for x with shape (5,), torch.float64, cpu, got shape (5,), torch.float32"),
+    "shape": (lambda: NEIGHBORS(X[:4]), ArgumentValueError, "got shape (4,)"),
+    "structure": (lambda: NEIGHBORS((X, X)), ArgumentValueError, "the plan was made for the leaves x"),
+    "value": (lambda: covector.jacobian_plan(lambda x, k: x * k, X, 2)(X, 3), ArgumentValueError, "made for k with the value 2, got the value 3"),
+    "layout": (lambda: covector.jacobian_plan(neighbors, X, layout="bsr"), ArgumentValueError, "layout must be one of 'coo', 'csr', 'csc', 'scipy'"),
+    "mode": (lambda: covector.sparse_jacobian(neighbors, mode="sideways"), ArgumentValueError, "mode must be one of"),
+    "pattern shape": (lambda: covector.jacobian_plan(neighbors, X, pattern=torch.eye(5)), ArgumentValueError, "the pattern must be 4 x 5"),
+    "pattern": (lambda: covector.SparsityPattern.of(torch.ones(3)), ArgumentTypeError, "made from a matrix"),
+    "complex": (lambda: covector.jacobian_plan(neighbors, X.cfloat()), ArgumentTypeError, "x is complex"),
+    "no scalar": (lambda: covector.hessian_plan(neighbors, X), OutputError, "must return a scalar"),
+    "no function": (lambda: covector.sparsity(X), ArgumentTypeError, "must be a function"),
+    "vector": (lambda: NEIGHBORS.to_scipy(np.ones(3)), ArgumentValueError, "must have 5 elements"),
+    "no file": (lambda: covector.jacobian_plan.load("nowhere.npz", neighbors, X), ArgumentValueError, "is not a saved plan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    call, kind, text = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+def test_plans_are_saved_without_pickle(tmp_path):
+    path = tmp_path / "plan.npz"
+    NEIGHBORS.save(path)
+    loaded = covector.jacobian_plan.load(path, neighbors, X)
+    assert repr(loaded) == repr(NEIGHBORS)
+    assert torch.equal(loaded(X).to_dense(), NEIGHBORS(X).to_dense())
+    with np.load(path, allow_pickle=False) as file:
+        facts = json.loads(bytes(file["facts"]))
+        arrays = {name: file[name] for name in file.files}
+    assert facts["verb"] == "jacobian_plan"
+    with pytest.raises(ArgumentValueError, match="holds a jacobian_plan"):
+        covector.hessian_plan.load(path, chain, X)
+    with pytest.raises(ArgumentValueError, match="holds a plan for arguments with shape"):
+        covector.jacobian_plan.load(path, neighbors, X.float())
+    with pytest.raises(PatternError):
+        covector.jacobian_plan.load(path, lambda x: x[1:] * x.sum(), X)
+    arrays["source"] = np.roll(arrays["source"], 1)
+    np.savez(path, **arrays)
+    with pytest.raises(ArgumentValueError, match="is damaged"):
+        covector.jacobian_plan.load(path, neighbors, X)
+    hessian = covector.hessian_plan(chain, X)
+    hessian.save(path)
+    assert torch.equal(covector.hessian_plan.load(path, chain, X)(X).values(), hessian(X).values())
+
+
+def test_single_precision_and_modules():
+    """A module by its input, in float32; its parameters take part in the graph of the result."""
+    layer = torch.nn.Conv1d(1, 1, 3, padding=1)
+    x = torch.rand(1, 1, 50)
+    plan = covector.jacobian_plan(layer, x)
+    matrix = plan(x)
+    torch.testing.assert_close(matrix.to_dense(), torch.func.jacrev(lambda x: layer(x))(x).reshape(50, 50))
+    matrix.values().sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_inputs_and_the_random_state_stay_as_they_are():
+    x = X.clone()
+    state = torch.get_rng_state()
+    plan = covector.jacobian_plan(lambda x: x.mul_(2).roll(1) * x, x)
+    plan(x)
+    covector.check_pattern(plan, x)
+    assert torch.equal(x, X)
+    assert torch.equal(state, torch.get_rng_state())
