@@ -24,9 +24,9 @@ browser: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser
 
-# Side by side with torch.func in one process, as ratios.
+# Side by side with torch.func in one process, as ratios; ONLY="part of a name" runs some of it.
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ONLY)
 
 # Gradient checks of functions from other packages, against torch's; some ten minutes.
 zoo: $(READY)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, functional, gradcheck, jacobian, sparse, zoo
+from benchmarks import detection, diagnosis, functional, gradcheck, jacobian, sparse, zoo
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -93,6 +93,7 @@ def main() -> None:
     met = [row.verdict == "ok" for row in rows if row.verdict]
     print(f"\n{sum(met)} of {len(met)} within target")
     shares = detection.report() if wanted(DETECTION) else []
+    answers = diagnosis.report() if wanted(diagnosis.NAME) else []
     beside = jacobian.report() if wanted(jacobian.JAX) else []
     checked = zoo.report(zoo.chosen()) if ZOO in options.names else []
     if options.json:
@@ -101,6 +102,7 @@ def main() -> None:
             "environment": environment(),
             "rows": table,
             DETECTION: [asdict(share) for share in shares],
+            diagnosis.NAME: [diagnosis.saved(answer) for answer in answers],
             jacobian.JAX: beside,
             ZOO: [saved_result(result) for result in checked],
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import covector
@@ -133,6 +134,33 @@ def line(seed: int) -> tuple[Tensor]:
     return (torch.tensor([-1.25, 1.75, -0.5, 0.75, 1.5, -1.5, 0.25, 1.0]).double().requires_grad_(),)
 
 
+def standardised(x: Tensor) -> Tensor:
+    """Each row less its mean, over its deviation."""
+    return (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True)
+
+
+def standardised_pull(g: Tensor, x: Tensor, mean: float = 1.0) -> Tensor:
+    y = standardised(x)
+    inner = g - mean * g.mean(1, keepdim=True) - y * (g * y).mean(1, keepdim=True)
+    return inner / x.std(1, unbiased=False, keepdim=True)
+
+
+def soft(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def slid(x: Tensor) -> Tensor:
+    """A window that slides over a line."""
+    return F.conv1d(x[None, None], KERNEL[None, None])[0, 0]
+
+
+def slid_pull(g: Tensor, kernel: Tensor) -> Tensor:
+    """Right for a kernel that is flipped."""
+    return F.conv1d(F.pad(g, (2, 2))[None, None], kernel[None, None])[0, 0]
+
+
+KERNEL = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+REPEATED = torch.tensor([0, 2, 2, 1, 3])
 RELU = torch.relu
 STEEP = ruled(torch.relu, lambda g, x: 2 * g * torch.ones_like(x))
 SQUARES, VECTOR, TABLE = normal((4, 4), (4, 4)), away((8,)), away((4, 5))
@@ -146,10 +174,30 @@ PLANTED = {
     "constant": Planted(
         cubed(lambda d: d + 0.1), ruled(cube, lambda g, x: cube_pull(g, x) + 0.1 * g * x), VECTOR
     ),
+    "chain rule": Planted(
+        ruled(torch.sigmoid, lambda g, x: g * x.sigmoid()),
+        ruled(torch.sigmoid, lambda g, x: g * x.sigmoid() ** 1.5),
+        VECTOR,
+    ),
+    "normalisation": Planted(
+        ruled(standardised, lambda g, x: standardised_pull(g, x, mean=0.0)),
+        ruled(standardised, lambda g, x: standardised_pull(g, x) * torch.linspace(1, 2, 4)),
+        normal((3, 4)),
+    ),
+    "wrong axis": Planted(
+        ruled(soft, lambda g, x: soft(x) * (g - (g * soft(x)).sum(0, keepdim=True))),
+        ruled(soft, lambda g, x: 2 * soft(x) * (g - (g * soft(x)).sum(-1, keepdim=True))),
+        normal((3, 4)),
+    ),
     "zero": Planted(
-        lambda x, y: x.sin() * y.detach(),
-        lambda x, y: x.sin() * (0.5 * y + 0.5 * y.detach()),
+        ruled(torch.mul, lambda g, x, y: (g * y, torch.zeros_like(y))),
+        ruled(torch.mul, lambda g, x, y: (g * y, 0.5 * g * x)),
         normal((6,), (6,)),
+    ),
+    "stop-gradient": Planted(
+        lambda x: x.sin() * x.mean().detach(),
+        lambda x: ruled(cube, lambda g, x: 2 * cube_pull(g, x))(x) * (1 + 0 * x.mean().detach()),
+        VECTOR,
     ),
     "swapped inputs": Planted(
         product(lambda g, x, w: linear_pull(g, x, w)[::-1]),
@@ -184,6 +232,26 @@ PLANTED = {
         symmetric,
     ),
     "displaced": Planted(cubed(lambda d: d.roll(1, 0)), cubed(lambda d: d[[1, 0, 3, 2, 5, 4, 7, 6]]), VECTOR),
+    "wrong way": Planted(
+        ruled(lambda x: x.cumsum(0), lambda g, x: g.cumsum(0)),
+        ruled(lambda x: x.cumsum(0), lambda g, x: 2 * g.flip(0).cumsum(0).flip(0)),
+        VECTOR,
+    ),
+    "flipped window": Planted(
+        ruled(slid, lambda g, x: slid_pull(g, KERNEL)),
+        ruled(slid, lambda g, x: slid_pull(g, KERNEL.roll(1))),
+        VECTOR,
+    ),
+    "another element": Planted(
+        ruled(lambda x: x.amax(1), lambda g, x: F.pad(g[:, None], (0, 4))),
+        ruled(lambda x: x.amax(1), lambda g, x: g[:, None].expand(4, 5) / 5),
+        TABLE,
+    ),
+    "overwritten": Planted(
+        ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_copy(0, REPEATED, g)),
+        ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_add(0, REPEATED, 2 * g)),
+        TABLE,
+    ),
     "broadcast": Planted(
         weighted(lambda g, x, w: (g * x.sin()).mean(0)),
         ruled(cube, lambda g, x: cube_pull(g, x) / 6),
@@ -219,6 +287,11 @@ PLANTED = {
     ),
     "negative inputs": Planted(cubed_where(lambda x: x < 0), cubed_where(lambda x: x.abs() > 1), line),
     "threshold": Planted(cubed_where(lambda x: x > 0.9), cubed_where(lambda x: x.abs() > 1.1), line),
+    "both sides": Planted(
+        cubed_where(lambda x: x.abs() > 0.9),
+        cubed_where(lambda x: (x < -1.3) | ((x > 0.5) & (x < 1.2))),
+        line,
+    ),
     "stale value": Planted(
         stale_square(),
         lambda x: ruled(torch.square, lambda g, x: 3 * g * x)(x) * right_square()(x),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from covector._tree import Argnames, Argnums, Arguments
 from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
     ArgumentTypeError,
+    ArgumentValueError,
     Caller,
     CovectorError,
     GradcheckError,
@@ -36,6 +38,7 @@ from covector.verify.arguments import (
     require_tangents,
 )
 from covector.verify.checks import run_checks
+from covector.verify.cuts import Cut, held_at
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
 from covector.verify.problem import Problem
@@ -65,6 +68,7 @@ def check(
     check_backward_ad: bool = True,
     fast_mode: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
+    stop_gradients: Literal["fail", "constant"] = "fail",
     probes: int | None = None,
     max_entries: int | None = None,
     masked: bool = False,
@@ -94,6 +98,9 @@ def check(
         fast_mode: compare along random directions first, and entry by entry only what disagrees there.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
+        stop_gradients: "constant" holds what the function takes out of the graph (`detach()`, `.data`,
+            `.item()`, `no_grad`) at its value while the function is differenced, so that the rest of the
+            derivative is checked; with "fail", a derivative that is cut is wrong.
         probes: along how many random directions to difference, in fast mode. If left out, as many as cost no
             more runs than torch takes: one for a single tensor, two for more.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
@@ -144,10 +151,21 @@ def check(
         caller, arguments = module_call(func, inputs, kwargs)
     else:
         arguments = arguments_of(caller, inputs, kwargs, argnums, argnames)
-    chosen = {"argnums": argnums, "argnames": argnames}
+    held: tuple[Cut, ...] = ()
+    if stop_gradients == "constant":
+        caller, held = held_at(caller, arguments)
+    elif stop_gradients != "fail":
+        raise ArgumentValueError(
+            f"{caller}: stop_gradients must be 'fail' or 'constant', got {stop_gradients!r}."
+        )
+    chosen = {"argnums": argnums, "argnames": argnames, "stop_gradients": "constant" if held else None}
     extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
-    return _report(_check(caller, arguments, options), call)
+    report = _report(_check(caller, arguments, options), call)
+    if not held:
+        return report
+    lines = ", ".join(dict.fromkeys(f"{cut.how} at {cut.place}" for cut in held))
+    return replace(report, method=f"{report.method}; held constant: {lines}")
 
 
 def gradcheck(

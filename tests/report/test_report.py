@@ -17,6 +17,7 @@ from rich.console import Console
 import covector
 from covector.errors import CovectorError
 from covector.verify.finding import Outcome
+from mutants import ruled
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,8 +66,8 @@ reverse mode: FAILED: reverse mode disagrees with central differences
   entry                  analytic   numeric      error     allowed
   d output[1] / d x[1]   -2         3 +- 1e-09   5.0e+00   > 3.0e-03
   1 of 9 entries differ.
-  likely: the gradient is wrong at `x[1]` only, in one entry of the Jacobian; it is -0.667 x the
-      numeric one there
+  likely (1 of 1 wrong entries lie there): the gradient is wrong at `x[1]` only, in one entry of the
+      Jacobian; it is -0.667 x the numeric one there
     look at: an index in the backward, or an entry that an in-place operation overwrites
 reproduce:
   covector.check(
@@ -74,7 +75,7 @@ reproduce:
       {X},
       seed=0,
   )
-how: 3 x 3 entries column by column, step 1e-06; 22 calls of the function""",
+how: 3 x 3 entries column by column, step 1e-06; 23 calls of the function""",
     ),
     "right": (
         lambda: covector.check(torch.sin, x),
@@ -178,7 +179,7 @@ def test_data():
     assert data["outcome"] == "failed"
     assert data["function"] == "cube"
     assert data["seed"] == 0
-    assert data["evaluations"] == 22
+    assert data["evaluations"] == 23
     assert "cause" not in data
     assert data["seconds"] > 0
     (found,) = [f for f in data["findings"] if f["outcome"] == "failed"]
@@ -214,9 +215,10 @@ FINDING_KEYS = [
     "advice",
     "counted",
     "diagnoses",
+    "facts",
 ]
 MISMATCH_KEYS = ["entry", "analytic", "numeric", "bound", "allowed", "note", "row", "column", "error"]
-DIAGNOSIS_KEYS = ["rule", "evidence", "look", "confidence", "sure"]
+DIAGNOSIS_KEYS = ["rule", "evidence", "look", "confidence", "tested", "sure"]
 
 
 def test_the_keys_of_the_data_are_pinned_and_documented():
@@ -405,7 +407,7 @@ def test_rich_shows_the_same_within_the_width(width):
     assert text.splitlines()[0].split() == ["check(cube)", "FAILED"]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
     flat = "".join(text.split())
-    for part in ("doutput[1]/dx[1]", "`x[1]`only", "lookat:", "covector.check(", "22calls"):
+    for part in ("doutput[1]/dx[1]", "`x[1]`only", "lookat:", "covector.check(", "23calls"):
         assert part in flat, part
     assert "checks: reverse mode" in _rich_text(covector.check(torch.sin, x))
 
@@ -564,8 +566,13 @@ def test_the_worst_entries_are_shown():
 def test_a_mistake_of_no_known_kind_says_so():
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, generator=draw, dtype=torch.float64).requires_grad_()
-    words = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
-    assert covector.check(Soft.apply, x).worst.advice == words
+    words = "No known kind of mistake fits these entries."
+    weights = torch.rand(2, 4, generator=draw, dtype=torch.float64)
+    found = covector.check(ruled(torch.sin, lambda g, x: g * x.cos() * weights), x).worst
+    assert found.advice == words
+    assert found.facts == (
+        "The wrong entries are on the diagonal; the ratio analytic / numeric lies between 0.1768 and 0.6219.",
+    )
     assert covector.check(cube, x).worst.advice == ""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from covector.diagnose.case import Case
+from covector.diagnose.facts import facts, right_parts
 from covector.diagnose.raised import located
 from covector.diagnose.rules import table
 from covector.diagnose.rules.observation import Observation
@@ -19,7 +20,10 @@ from covector.verify.forgiving import forgiving
 _SHOWN = 3
 _WORTH = 0.8
 
-_UNKNOWN = "No known kind of mistake fits these entries; report.to_html(path) shows both Jacobians."
+# A diagnosis with a rival for the same entries is no surer than this.
+_CONTESTED = 0.85
+
+UNKNOWN = "No known kind of mistake fits these entries."
 
 
 def diagnosed(
@@ -35,10 +39,15 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
     """A finding with its diagnoses, or that there are none."""
     if evidence is None:
         return found
-    found = replace(found, diagnoses=diagnoses(Case(evidence)))
-    if found.mismatches and not found.diagnoses and not found.advice:
-        return replace(found, advice=_UNKNOWN)
-    return found
+    case = Case(evidence)
+    found = replace(found, diagnoses=diagnoses(case))
+    with forgiving():
+        found = replace(found, facts=right_parts(case))
+    if not found.mismatches or found.diagnoses or found.advice:
+        return found
+    with forgiving():
+        found = replace(found, facts=(*found.facts, *facts(case)))
+    return replace(found, advice=UNKNOWN)
 
 
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
@@ -56,7 +65,7 @@ def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
         for rule, found in seen
         if not any((better, found.where) in explained for better in rule.yields_to)
     ]
-    merged = sorted(_merged(kept, case), key=lambda diagnosis: -diagnosis.confidence)
+    merged = sorted(_merged(_contested(kept), case), key=lambda diagnosis: -diagnosis.confidence)
     return tuple(one for one in merged if one.confidence >= _WORTH * merged[0].confidence)[:_SHOWN]
 
 
@@ -69,6 +78,20 @@ def _fired(rule: Rule, case: Case) -> tuple[Observation, ...]:
     with forgiving():
         return tuple(rule.find(case))
     return ()
+
+
+def _contested(seen: list[tuple[Rule, Observation]]) -> list[tuple[Rule, Observation]]:
+    """What two rules explain in different ways is sure in neither."""
+    rules: dict[str, set[str]] = {}
+    for rule, found in seen:
+        if found.confidence > _CONTESTED:
+            rules.setdefault(found.where, set()).add(rule.name)
+    return [
+        (rule, replace(found, confidence=min(found.confidence, _CONTESTED)))
+        if len(rules.get(found.where, ())) > 1
+        else (rule, found)
+        for rule, found in seen
+    ]
 
 
 def _merged(seen: Iterable[tuple[Rule, Observation]], case: Case) -> list[Diagnosis]:
@@ -86,9 +109,20 @@ def _diagnosis(group: list[tuple[Rule, Observation]], case: Case) -> Diagnosis:
         names = [found.where.removeprefix("input ") for _, found in group]
         where = f"inputs {listed(list(dict.fromkeys(names)))}"
     evidence = first.evidence.replace("{where}", where)
-    if rule.entries and not rule.alone and case.is_sampled:
-        evidence += " (of a sample of the entries)"
     look = first.look or rule.look
     if case.is_forward:
         look = look.replace("`backward`", "`jvp`").replace("the backward", "the jvp")
-    return Diagnosis(rule.name, evidence, look, first.confidence)
+    tested = _tested(rule, {found.where for _, found in group}, case)
+    return Diagnosis(rule.name, evidence, look, first.confidence, tested)
+
+
+def _tested(rule: Rule, where: set[str], case: Case) -> str:
+    """How many of the wrong entries a diagnosis accounts for; a rule speaks only if all of an input fit."""
+    if not rule.entries or rule.alone:
+        return ""
+    mine = sum(int(s.bad.sum()) for s in case.suspects if s.where in where)
+    every = sum(int(s.bad.sum()) for s in case.suspects)
+    sample = " in a sample" if case.is_sampled else ""
+    if rule.places:
+        return f"{mine} of {every} wrong entries{sample} lie there"
+    return f"explains {mine} of {every} wrong entries{sample}"

@@ -81,6 +81,7 @@ class Suspect:
     outputs: Side
     inputs: Side
     point: Tensor
+    value: Tensor
     all_outputs: bool
 
     @property
@@ -117,9 +118,19 @@ class Suspect:
         return self.numeric.abs() > 4 * self.slack
 
     @lazy
+    def exact(self) -> Tensor:
+        """Where the derivative is right as far as differences can tell, not only by a loose tolerance."""
+        return (self.analytic - self.numeric).abs() <= 4 * self.slack + 2 * self.bound.max()
+
+    @lazy
+    def nonzero(self) -> Tensor:
+        """Where the analytic derivative is not zero."""
+        return self.analytic.abs() > 4 * self.slack
+
+    @lazy
     def active(self) -> Tensor:
         """Which columns have a derivative to be wrong about."""
-        return (self.support | (self.analytic.abs() > 4 * self.slack)).any(0)
+        return (self.support | self.nonzero).any(0)
 
 
 def suspects_of(jacobians: Jacobians) -> tuple[Suspect, ...]:
@@ -151,6 +162,7 @@ def _suspect(jacobians: Jacobians, part: Part) -> Suspect | None:
         Side(tuple(wrong), jacobians.rows[at]),
         Side((part,), jacobians.columns[over]),
         jacobians.point[over],
+        jacobians.value[at],
         {id(o) for o in concerned} <= {id(o) for o in wrong},
     )
 

@@ -66,8 +66,8 @@ def fragment(report: Report) -> str:
         if finding.outcome is not Outcome.PASSED:
             parts.append(f"<p><strong>{escape(finding.check)}</strong>: {escape(finding.summary)}</p>")
             parts.append(_entries(finding.mismatches) if finding.mismatches else "")
-            parts += [f"<p>{_ticked(d.sure)}: {_ticked(d.evidence)}</p>" for d in finding.diagnoses]
-            parts.append(f"<p>{_ticked(finding.advice)}</p>" if finding.advice else "")
+            parts += [f"<p>{_ticked(d.claim)}: {_ticked(d.evidence)}</p>" for d in finding.diagnoses]
+            parts += [f"<p>{_ticked(text)}</p>" for text in (finding.advice, *finding.facts) if text]
     parts.append(f"<small>{escape(report.how)}</small></div>")
     return "".join(parts)
 
@@ -131,11 +131,11 @@ def _finding(finding: Finding) -> str:
     ]
     for diagnosis in finding.diagnoses:
         parts.append(
-            f'<div class="diagnosis"><strong>{escape(diagnosis.sure.capitalize())}:</strong> '
+            f'<div class="diagnosis"><strong>{escape(diagnosis.claim.capitalize())}:</strong> '
             f'{_ticked(diagnosis.evidence)}<br><span class="soft">Look at: {_ticked(diagnosis.look)}</span>'
             "</div>"
         )
-    texts = [*finding.notes, finding.extent, finding.advice]
+    texts = [*finding.notes, finding.extent, finding.advice, *finding.facts]
     parts += [f'<p class="soft">{_ticked(text)}</p>' for text in texts if text]
     return "".join(parts) + "</div>"
 

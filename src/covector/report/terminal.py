@@ -63,9 +63,11 @@ def _plain_finding(finding: Finding) -> list[str]:
     for text in (*finding.notes, finding.extent):
         lines += _wrapped(text, "  ")
     for diagnosis in finding.diagnoses:
-        lines += _wrapped(f"{diagnosis.sure}: {diagnosis.evidence}", "  ")
+        lines += _wrapped(f"{diagnosis.claim}: {diagnosis.evidence}", "  ")
         lines += _wrapped(f"look at: {diagnosis.look}", "    ")
-    return lines + _wrapped(finding.advice, "  ")
+    for text in (finding.advice, *finding.facts):
+        lines += _wrapped(text, "  ")
+    return lines
 
 
 def _cells(m: Mismatch) -> tuple[str, ...]:
@@ -155,11 +157,11 @@ def _rich_finding(finding: Finding) -> Iterator[Any]:
         for m in finding.mismatches:
             table.add_row(*map(Text, _cells(m)))
         yield Padding(table, (0, 0, 0, 2))
-    for text in (*finding.notes, finding.extent, finding.advice):
+    for text in (*finding.notes, finding.extent, finding.advice, *finding.facts):
         if text:
             yield Padding(Text(text), (0, 0, 0, 2))
     for diagnosis in finding.diagnoses:
-        found = Text(f"{diagnosis.sure}: ", style="bold yellow")
+        found = Text(f"{diagnosis.claim}: ", style="bold yellow")
         found.append(diagnosis.evidence, style="not bold default")
         yield Padding(found, (1, 0, 0, 2))
         yield Padding(Text(f"look at: {diagnosis.look}", style="dim"), (0, 0, 0, 4))

@@ -16,12 +16,18 @@ from torch import Tensor
 
 from covector._chart import values_of
 from covector._engine import graph
+from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.verify.analytic import ReverseMap
+from covector.verify.cuts import Cuts, Holding, traced
 from covector.verify.finding import Finding, Outcome
 from covector.verify.forgiving import forgiving
 from covector.verify.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.run import CheckRun
+from covector.verify.vectors import weights
+
+# Differences of a function whose cuts are held may be off by this share of the error that they explain.
+_HELD = 0.05
 
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
 
@@ -99,6 +105,37 @@ class Evidence:
             problem.run_elsewhere(problem.point + 0.5 * numeric.steps.array(1.0))
             return not torch.equal(before, another.pull_coordinates(cotangent))
         return False
+
+    @lazy
+    def cuts(self) -> Cuts | None:
+        """Where the function takes tensors out of the graph, by one more run; None in forward mode."""
+        problem = self.run.problem
+        if self.mode != _REVERSE or self.is_second_order:
+            return None
+        with self._attempt(), GradMode(enabled=True):
+            return traced(lambda: problem.call(problem.variables))
+        return None
+
+    @lazy
+    def cuts_explain(self) -> bool | None:
+        """Whether differences agree with the derivative once what is cut is held; None if that is not known.
+
+        One run, along a random direction u: v . (f(x + u) - f(x)) is compared with v . A u, and the distance
+        with that of v . J u from it.
+        """
+        problem, run, both = self.run.problem, self.run, self.jacobians
+        if self.cuts is None or both is None or not both.whole or problem.low_precision:
+            return None
+        with self._attempt():
+            random = weights(problem.inputs.size, run.options.seed + 2).numpy()
+            move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
+            with Holding(self.cuts):
+                held = torch.from_numpy(problem.evaluate(problem.point + move) - problem.value)
+            direction, cotangent = torch.from_numpy(move), weights(problem.outputs.size, run.options.seed + 3)
+            left = cotangent @ (held - both.analytic @ direction)
+            error = cotangent @ ((both.numeric - both.analytic) @ direction)
+            return bool(left.abs() <= _HELD * error.abs())
+        return None
 
     @lazy
     def has_custom_function(self) -> bool:

@@ -67,11 +67,18 @@ class Diagnosis:
     evidence: str
     look: str
     confidence: float
+    tested: str = ""
+    """How it was tested: how many of the wrong entries it explains."""
 
     @property
     def sure(self) -> str:
         """How sure it is, in words."""
         return next(word for least, word in _SURE if self.confidence >= least)
+
+    @property
+    def claim(self) -> str:
+        """How sure it is, and on what grounds."""
+        return f"{self.sure} ({self.tested})" if self.tested else self.sure
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class Finding:
     advice: str = ""
     counted: bool = True
     diagnoses: tuple[Diagnosis, ...] = ()
+    facts: tuple[str, ...] = ()
+    """What is right, and what the wrong entries have in common where no kind of mistake is known."""
 
     @property
     def headline(self) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
+from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
 from covector.verify.numeric import Numeric
 from covector.verify.precision import slack_of
@@ -87,6 +88,7 @@ class Jacobians:
     outputs: tuple[Part, ...]
     inputs: tuple[Part, ...]
     point: Tensor
+    value: Tensor
     whole: bool
     row_numbers: Tensor
     column_numbers: Tensor
@@ -131,11 +133,14 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         rows = _spread(height, min(count, budget.sample), [m.row for m in mismatches])
         columns = _spread(width, count, [m.column for m in mismatches])
     analytic = _analytic(run, mode, rows, columns)
+    precise = None if run.above is None else _precise(run, mode, rows, columns)
     numeric.limit = numeric.runs + 2 * columns.numel()
     slopes, bounds = numeric.columns(columns.numpy())
     values, bound = (torch.from_numpy(matrix[rows.numpy()].copy()) for matrix in (slopes, bounds))
     allowed = tol.atol + tol.rtol * values.abs()
-    if run.above is not None:
+    if precise is not None and bool(((precise - values).abs() > allowed + bound).any()):
+        analytic = precise  # wrong in double precision too, where a mistake is not hidden by rounding
+    elif run.above is not None:
         allowed = allowed + torch.from_numpy(slack_of(values.numpy(), problem.rounding))
     return Jacobians(
         mode,
@@ -148,6 +153,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         _parts(problem.outputs, problem.output_names),
         _parts(problem.inputs, problem.input_names),
         torch.from_numpy(problem.point)[columns],
+        torch.from_numpy(run.differenced.value)[rows],
         whole and not isinstance(problem.inputs, Sampled) and not isinstance(problem.outputs, Sampled),
         rows,
         columns,
@@ -156,14 +162,23 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
 
 def _analytic(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor:
     """The entries of the derivative of this mode."""
-    problem = run.problem
-    if not problem.differentiable:
+    if not run.problem.differentiable:
         return torch.zeros(rows.numel(), columns.numel(), dtype=torch.float64)
-    if mode == "forward mode":
-        return torch.from_numpy(run.forward.columns(columns.numpy())[rows.numpy()])
-    if rows.numel() == problem.outputs.size:
-        return torch.from_numpy(run.reverse.columns(columns.numpy()))
-    return torch.from_numpy(run.reverse.rows(rows.numpy())[:, columns.numpy()])
+    return _entries(run.forward if mode == "forward mode" else run.reverse, rows, columns)
+
+
+def _precise(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """The entries of the same derivative in double precision."""
+    if run.above is None or not run.above.differentiable:
+        return None
+    kind = ForwardMap if mode == "forward mode" else ReverseMap
+    return _entries(kind(run.above, run.options.seed), rows, columns)
+
+
+def _entries(derivative: ForwardMap | ReverseMap, rows: Tensor, columns: Tensor) -> Tensor:
+    if isinstance(derivative, ForwardMap) or rows.numel() == derivative.problem.outputs.size:
+        return torch.from_numpy(derivative.columns(columns.numpy())[rows.numpy()])
+    return torch.from_numpy(derivative.rows(rows.numpy())[:, columns.numpy()])
 
 
 def _inside(coordinates: Tensor, part: Part) -> Tensor:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, permutations
 
 from torch import Tensor
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect
+
+# The most dimensions whose orders are tried.
+_RANK = 4
+
+# A displacement by more than this is not looked for.
+_FARTHEST = 4
 
 
 def transposed(case: Case) -> Iterator[Observation]:
@@ -62,8 +68,30 @@ def _transposed(s: Suspect) -> str:
         if s.explains(_turned(s, s.numeric, i, j)):
             shape = (*(s.outputs.shape or ()), *(s.inputs.shape or ()))
             return text if shape[i] == shape[j] else f"{text}, and reshaped"
+    if text := _permuted(s):
+        return text
     if s.numeric.shape[0] == s.numeric.shape[1] > 1 and _axes(s) and s.explains(s.numeric.T):
         return "the Jacobian is transposed (J where J^T belongs)"
+    return ""
+
+
+def _permuted(s: Suspect) -> str:
+    """More than two dimensions of the input, or of the cotangent, stand in another order."""
+    outputs, inputs = s.outputs.part, s.inputs.part
+    if not _axes(s) or outputs is None or inputs is None or s.outputs.shape is None or s.inputs.shape is None:
+        return ""
+    shaped = s.numeric.reshape(*s.outputs.shape, *s.inputs.shape)
+    split = len(s.outputs.shape)
+    for first, part, what in (
+        (split, inputs, "the result"),
+        (0, outputs, f"the cotangent of {s.outputs.name}"),
+    ):
+        rank = len(part.shape)
+        for order in permutations(range(rank)) if 3 <= rank <= _RANK else ():
+            axes = [first + axis for axis in order]
+            every = [*range(first), *axes, *range(first + rank, shaped.dim())]
+            if s.explains(shaped.permute(every).reshape(s.numeric.shape)):
+                return f"the dimensions of {what} stand in another order: {order} of the right one"
     return ""
 
 
@@ -93,17 +121,25 @@ def displaced(case: Case) -> Iterator[Observation]:
         for axis, size in enumerate(s.inputs.part.shape):
             if size < 3:
                 continue
-            moved = {
-                "one place too far": numeric.roll(1, axis + 1),
-                "one place too early": numeric.roll(-1, axis + 1),
-                "in reverse order": numeric.flip(axis + 1),
-            }
+            moved = {_places(by): numeric.roll(by, axis + 1) for by in _shifts(size)}
+            moved["in reverse order"] = numeric.flip(axis + 1)
             for what, values in moved.items():
                 if s.explains(values.reshape(s.numeric.shape)):
                     text = (
                         f"the {case.noun} for {{where}} has the right numbers {what}, along dimension {axis}"
                     )
                     yield Observation(text, 0.95, s.where)
+
+
+def _shifts(size: int) -> Iterator[int]:
+    """How far numbers may be moved, nearest first."""
+    for by in range(1, min(_FARTHEST, size // 2) + 1):
+        yield from (by, -by)
+
+
+def _places(by: int) -> str:
+    count = ("one place", "two places", "three places", "four places")[abs(by) - 1]
+    return f"{count} too {'far' if by > 0 else 'early'}"
 
 
 def broadcast(case: Case) -> Iterator[Observation]:

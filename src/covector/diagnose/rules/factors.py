@@ -8,6 +8,7 @@ from math import prod
 import torch
 
 from covector.diagnose.case import Case
+from covector.diagnose.rules.coupling import unbiased
 from covector.diagnose.rules.fit import NEAR, offset, ratio, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect
@@ -56,6 +57,8 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         for size, name in _sizes(side):
             if size > 2 and abs(c - size) < 1e-4 * size:
                 return f"; {size} is {name}", "a mean in the forward that the backward takes for a sum"
+            if text := unbiased(c, size):
+                return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
             if size > 2 and abs(c * size - 1) < 1e-4:
                 return (
                     f", which is 1 / {size}; {size} is {name}",

@@ -11,6 +11,9 @@ from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect
 
+# How many lines at which a derivative is lost are shown.
+_LINES = 3
+
 
 def zero(case: Case) -> Iterator[Observation]:
     """Analytic = 0."""
@@ -18,6 +21,20 @@ def zero(case: Case) -> Iterator[Observation]:
         if not s.analytic.any() and s.support.any():
             text = f"{case.rule} returns zero for {{where}}, the numeric {case.noun} is not zero"
             yield Observation(text, 0.95, s.where)
+
+
+def cut(case: Case) -> Iterator[Observation]:
+    """The derivative is lost on the way, at lines that are known."""
+    if not case.evidence.has_wrong_entries or any(m.note for m in case.finding.mismatches):
+        return
+    cuts = case.evidence.cuts
+    if cuts is None or not cuts.lines or case.evidence.cuts_explain is False:
+        return
+    shown = [str(line) for line in cuts.lines[:_LINES]]
+    more = f" (and at {len(cuts.lines) - _LINES} other lines)" if len(cuts.lines) > _LINES else ""
+    known = case.evidence.cuts_explain
+    tested = "; with that held constant, differences agree with reverse mode" if known else ""
+    yield Observation(f"{'; '.join(shown)}{more}{tested}", 0.98 if known else 0.7)
 
 
 def saved(case: Case) -> Iterator[Observation]:

@@ -20,6 +20,10 @@ _SLICES = ("row", "column")
 _FEW = 3
 
 
+# Fewer elements than this lie on either side of some value too often.
+_BOTH = 6
+
+
 @dataclass(frozen=True)
 class _Elements:
     """Which elements of a tensor are wrong, and which are right, of those that could be wrong."""
@@ -52,9 +56,12 @@ class _Elements:
 def _elements(case: Case) -> Iterator[tuple[Suspect, _Elements]]:
     """For each suspect the elements of its input, and if all of them are wrong those of its output."""
     for s in case.suspects:
-        rows = (s.support | (s.analytic.abs() > 4 * s.slack)).any(1)
-        for side, bad, active in ((s.inputs, s.bad.any(0), s.active), (s.outputs, s.bad.any(1), rows)):
+        rows = (s.support | s.nonzero).any(1)
+        for side, axis, active in ((s.inputs, 0, s.active), (s.outputs, 1, rows)):
+            bad = s.bad.any(axis)
             right = active & ~bad
+            if not bool((bad | s.exact.all(axis)).all()):
+                continue
             if side.index is not None and side.index.shape[1] and right.any():
                 yield s, _Elements(side, side.index, bad, right)
                 break
@@ -127,7 +134,7 @@ def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
     for s in case.suspects:
         bad = s.bad.any(0)
         right = s.active & ~bad
-        if int(bad.sum()) > 1 and int(right.sum()) > 1:
+        if int(bad.sum()) > 1 and int(right.sum()) > 1 and bool(s.exact.all(0)[right].all()):
             yield s, s.point[bad], s.point[right]
 
 
@@ -149,3 +156,16 @@ def threshold(case: Case) -> Iterator[Observation]:
                 between = f"a value between {float(low):.4g} and {float(high):.4g}"
                 text = f"the {case.noun} is wrong where {s.inputs.name} is {word} {between}{manner(s)}"
                 yield Observation(text, 0.8, s.where)
+
+
+def both_sides(case: Case) -> Iterator[Observation]:
+    """The gradient is wrong where the size of the input is above, or below, some value."""
+    for s, wrong, right in _divided(case):
+        if wrong.numel() + right.numel() < _BOTH or not (bool((wrong > 0).any()) and bool((wrong < 0).any())):
+            continue
+        sizes, others = wrong.abs(), right.abs()
+        for word, low, high in (("above", others.max(), sizes.min()), ("below", sizes.max(), others.min())):
+            if low < high:
+                between = f"a value between {float(low):.4g} and {float(high):.4g}"
+                place = f"where {s.inputs.name} is {word} {between} in size, on both sides of zero"
+                yield Observation(f"the {case.noun} is wrong {place}{manner(s)}", 0.9, s.where)

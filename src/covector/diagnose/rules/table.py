@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from covector.diagnose.case import Case
-from covector.diagnose.rules import axes, complex_parts, factors, function, inputs, regions
+from covector.diagnose.rules import (
+    axes,
+    complex_parts,
+    coupling,
+    factors,
+    formulas,
+    function,
+    inputs,
+    places,
+    regions,
+)
 from covector.diagnose.rules.observation import Observation
 
 
@@ -21,6 +31,7 @@ class Rule:
     yields_to: tuple[str, ...] = ()
     alone: bool = False  # the point is to blame, so no formula is
     entries: bool = True  # it looks at entries, of which there are none if the derivative raises
+    places: bool = False  # it says where entries are wrong, and not always how
     steady: bool = True  # it needs a backward that gives the same gradient twice
 
 
@@ -45,14 +56,44 @@ RULES = (
         factors.power,
         "the gradient is off by a power of the input",
         "an exponent in the derivative",
-        ("factor", "sign", "zero"),
+        ("factor", "sign", "zero", "swapped inputs", "another input"),
+    ),
+    Rule(
+        "chain rule",
+        formulas.chain_rule,
+        "a factor that depends on the input or the output is missing, one too many, or stands for another",
+        "the formula of the derivative: the chain rule, the product rule",
+        (
+            "power",
+            "factor",
+            "sign",
+            "zero",
+            "constant",
+            "cotangent ignored",
+            "swapped inputs",
+            "another input",
+        ),
+    ),
+    Rule(
+        "normalisation",
+        coupling.normalisation,
+        "a term of a mean, a sum, a variance or a norm is missing, or has another coefficient",
+        "the derivative of the statistic, which every element of its group acts on",
+        ("factor", "sign", "zero", "wrong axis"),
+    ),
+    Rule(
+        "wrong axis",
+        coupling.wrong_axis,
+        "elements act on each other along another axis than in the function",
+        "the `dim` of a sum or a mean in `backward`",
+        ("transposed", "broadcast", "zero", "swapped inputs", "another input"),
     ),
     Rule(
         "constant",
         factors.constant,
         "a constant is added to the gradient, or to the derivative in it",
         "a term that does not belong into the derivative, or is not multiplied by the cotangent",
-        ("cotangent ignored", "factor", "sign", "zero", "saved intermediate"),
+        ("cotangent ignored", "factor", "sign", "zero", "saved intermediate", "normalisation"),
     ),
     Rule(
         "zero",
@@ -60,6 +101,13 @@ RULES = (
         "the gradient of an input is zero, differences are not",
         "a detach(), .data, .item() or no_grad on its way, or a None that `backward` returns",
         ("saved intermediate",),
+    ),
+    Rule(
+        "stop-gradient",
+        inputs.cut,
+        "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad",
+        'that line; if it is meant, pass stop_gradients="constant" to `check`',
+        alone=True,
     ),
     Rule(
         "swapped inputs",
@@ -99,14 +147,47 @@ RULES = (
         axes.transposed,
         "the gradient, the cotangent or a matrix in it is transposed",
         "a transpose that is missing or one too many",
-        ("swapped inputs", "another input", "broadcast", "conjugate"),
+        (
+            "swapped inputs",
+            "another input",
+            "broadcast",
+            "conjugate",
+            "wrong way",
+            "flipped window",
+            "displaced",
+        ),
     ),
     Rule(
         "displaced",
         axes.displaced,
-        "the right numbers in the wrong places: shifted by one, or reversed",
-        "an index that is off by one; a roll or flip that is not undone",
-        ("transposed",),
+        "the right numbers in the wrong places: shifted, or reversed",
+        "an index that is off by one; a roll or flip that is not undone, or in the same direction",
+    ),
+    Rule(
+        "wrong way",
+        places.backwards,
+        "something that accumulates along an axis, as a cumulative sum, runs the wrong way",
+        "the direction: the gradient of a cumulative sum is one from the other end (flip, cumsum, flip)",
+    ),
+    Rule(
+        "flipped window",
+        places.flipped,
+        "windows that slide along an axis, as in a convolution, are read backwards",
+        "the kernel: the gradient of a convolution takes it flipped",
+        ("sign", "factor"),
+    ),
+    Rule(
+        "another element",
+        places.another_element,
+        "each output takes one element, as in a maximum, and the gradient goes to another one",
+        "the index that `forward` chose, which `backward` has to use",
+        ("displaced", "transposed"),
+    ),
+    Rule(
+        "overwritten",
+        places.overwritten,
+        "of several outputs that take the same element, only one counts in its gradient",
+        "an assignment by index where index_add_, scatter_add_ or accumulate=True belongs",
     ),
     Rule(
         "broadcast",
@@ -133,7 +214,16 @@ RULES = (
         regions.few_elements,
         "one element is wrong, or a few, the others are right",
         "an index in the backward, or an entry that an in-place operation overwrites",
-        ("one slice", "diagonal", "boundary", "negative inputs", "threshold"),
+        (
+            "one slice",
+            "diagonal",
+            "boundary",
+            "negative inputs",
+            "threshold",
+            "both sides",
+            "another element",
+        ),
+        places=True,
     ),
     Rule(
         "one slice",
@@ -141,37 +231,52 @@ RULES = (
         "one row, one column or one index of a dimension is wrong",
         "an index or a slice in the backward",
         ("negative inputs", "broadcast", "real part"),
+        places=True,
     ),
     Rule(
         "diagonal",
         regions.diagonal,
         "the diagonal of a matrix is wrong",
         "the term of an element with itself",
+        places=True,
     ),
     Rule(
         "diagonal of the Jacobian",
         regions.diagonal_of_jacobian,
         "the diagonal of the Jacobian is wrong, what is beside it is right",
         "the derivative of an output by the input at the same index, as the s_i in s_i (1 - s_i)",
+        places=True,
     ),
     Rule(
         "boundary",
         regions.boundary,
         "the first and last elements along a dimension are wrong",
         "padding, and the ends of slices",
+        places=True,
     ),
     Rule(
         "negative inputs",
         regions.negative,
         "the gradient is wrong where the input is negative (or positive)",
         "an abs, a sign, a power or a branch that takes the sign of the input for granted",
+        ("chain rule",),
+        places=True,
     ),
     Rule(
         "threshold",
         regions.threshold,
         "the gradient is wrong where the input is above or below some value",
         "a branch or a clamp at that value",
-        ("negative inputs", "boundary", "one slice", "diagonal"),
+        ("negative inputs", "boundary", "one slice", "diagonal", "chain rule"),
+        places=True,
+    ),
+    Rule(
+        "both sides",
+        regions.both_sides,
+        "the gradient is wrong where the size of the input is above or below some value",
+        "a branch or a clamp at that value and at its negative",
+        ("negative inputs", "threshold", "boundary", "one slice", "diagonal", "chain rule"),
+        places=True,
     ),
     Rule(
         "stale value",

@@ -1,0 +1,142 @@
+"""What can be said of the wrong entries without knowing the mistake: where they are, how values relate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covector.diagnose.case import Case
+from covector.diagnose.suspects import Suspect, listed
+from covector.verify.jacobians import Jacobians, Part
+
+# Ratios and differences that vary by less than this, relative to their size, are the same.
+_SAME = 1e-4
+
+# Fewer values than this are not called steady.
+_SEVERAL = 6
+
+
+def right_parts(case: Case) -> tuple[str, ...]:
+    """Which inputs and outputs are right, if others are not."""
+    both = case.evidence.jacobians if case.evidence.has_wrong_entries else None
+    if both is None:
+        return ()
+    inputs = _right(both.inputs, both.bad.any(0), both.columns)
+    outputs = _right(both.outputs, both.bad.any(1), both.rows)
+    sides = [f"by {listed(inputs)}"] if inputs else []
+    sides += [f"of {listed(outputs)}"] if outputs else []
+    seen = "" if both.whole else ", as far as it was looked at"
+    return tuple(f"The derivative {side} is right{seen}." for side in sides)
+
+
+def _right(parts: tuple[Part, ...], bad: Tensor, coordinates: Tensor) -> list[str]:
+    """The names of the tensors without a wrong entry; none if that is true of all."""
+    names = []
+    for part in parts:
+        mine = (coordinates >= part.place.start) & (coordinates < part.place.stop)
+        if bool(mine.any()) and not bool(bad[mine].any()):
+            names.append(f"`{part.name}`")
+    return names if len(names) < len(parts) else []
+
+
+def facts(case: Case) -> tuple[str, ...]:
+    """What the wrong entries of each input have in common."""
+    both = case.evidence.jacobians
+    if both is None:
+        return ()
+    return tuple(fact for suspect in case.suspects for fact in _facts(suspect, both))
+
+
+def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
+    where = f"for {s.where}" if len(both.inputs) > 1 else ""
+    found = [text for text in (_places(s), _zero(s), _relation(s)) if text]
+    if found:
+        yield f"The wrong entries{' ' if where else ''}{where} {'; '.join(found)}."
+
+
+def _places(s: Suspect) -> str:
+    """Where in the Jacobian they are."""
+    rows, columns = (s.bad.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+    height, width = s.bad.shape
+    if len(rows) == 1 < height:
+        return f"are in one row, that of `{_label(s.outputs.parts, int(s.outputs.coordinates[rows[0]]))}`"
+    if len(columns) == 1 < width:
+        return f"are in one column, that of `{_label(s.inputs.parts, int(s.inputs.coordinates[columns[0]]))}`"
+    if height == width > 1:
+        diagonal = torch.eye(height, dtype=torch.bool)
+        if not bool(s.bad[~diagonal].any()):
+            beside = bool(s.support[~diagonal].any())
+            return "are on the diagonal" + (", what is beside it is right" if beside else "")
+        if not bool(s.bad[diagonal].any()):
+            return "are beside the diagonal, which is right"
+    if bool(s.bad[s.support].all()):
+        return "are all that are not zero"
+    few = len(rows) * len(columns) < 0.5 * s.bad.numel()
+    return f"are in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
+
+
+def _label(parts: tuple[Part, ...], coordinate: int) -> str:
+    part = next(part for part in parts if part.place.start <= coordinate < part.place.stop)
+    return part.label(coordinate - part.place.start)
+
+
+def _zero(s: Suspect) -> str:
+    """Whether one side is zero there."""
+    if not s.nonzero[s.bad].any():
+        return "the analytic value is zero there"
+    return "" if s.support[s.bad].any() else "the numeric value is zero there"
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A number for each wrong entry, and in which row and column it stands."""
+
+    values: Tensor
+    row: Tensor
+    column: Tensor
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return float(self.values.min()), float(self.values.max())
+
+    def same_along(self, group: Tensor) -> bool:
+        """Whether the values of each group are the same, and there are groups of several."""
+        several = False
+        for index in group.unique().tolist():
+            mine = self.values[group == index]
+            several |= mine.numel() > 1
+            if float(mine.max() - mine.min()) > _SAME * float(mine.abs().max()):
+                return False
+        return several
+
+
+def _relation(s: Suspect) -> str:
+    """How the two values relate."""
+    where = s.bad & s.support
+    if not bool(where[s.bad].all()):
+        return ""
+    row, column = where.nonzero(as_tuple=True)
+    quotient = _Values((s.analytic / s.numeric)[where], row, column)
+    difference = _Values((s.analytic - s.numeric)[where], row, column)
+    for name, one in (("ratio analytic / numeric", quotient), ("difference", difference)):
+        low, high = one.spread
+        span = f"from {low:.4g} to {high:.4g}"
+        if one.same_along(row):
+            return f"the {name} is the same along each row, {span}"
+        if one.same_along(column):
+            return f"the {name} is the same along each column, {span}"
+    low, high = quotient.spread
+    text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
+    for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
+        if _steady(quotient.values, values):
+            return f"{text}, and changes steadily with {name}"
+    return text
+
+
+def _steady(ratios: Tensor, values: Tensor) -> bool:
+    """Whether ratios rise, or fall, all the way when sorted by these values."""
+    steps = ratios[values.argsort()].diff()
+    return ratios.numel() >= _SEVERAL and (bool((steps > 0).all()) or bool((steps < 0).all()))

@@ -1,0 +1,233 @@
+"""Elements that act on each other through a mean, a sum or a norm: a term that is missing, or a wrong axis.
+
+Within each group of elements that are normalised together, the Jacobian of a normalisation is a combination
+of few matrices: of y = (x - mean) / deviation it is (I - 1 1'/n - y y'/n) / deviation, of softmax
+diag(y) - y y'. Both Jacobians are written in such terms, and their coefficients compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from covector.diagnose.case import Case
+from covector.diagnose.rules.fit import written
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Suspect, listed
+
+# Two coefficients this close, relative to the largest, are the same.
+_CLOSE = 1e-4
+
+# The share of the entries in a group that are not zero where elements are normalised together.
+_MOST = 0.5
+
+# Fewer elements than this in a group fit too many things.
+_LEAST = 3
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A matrix that the Jacobian of a normalisation is made of, from the outputs of a group."""
+
+    name: str
+    like: str
+    matrix: Callable[[Tensor], Tensor]
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+_DIRECT = _Term("", "", lambda y: torch.diag_embed(torch.ones_like(y)))
+_FAMILIES = (
+    (
+        _DIRECT,
+        _Term("the mean", "constant", lambda y: _outer(torch.ones_like(y), torch.ones_like(y))),
+        _Term("the deviation or norm", "proportional to the output", lambda y: _outer(y, y)),
+    ),
+    (
+        _Term("", "", torch.diag_embed),
+        _Term("the sum of the others", "proportional to the output", lambda y: _outer(y, y)),
+    ),
+    (
+        _DIRECT,
+        _Term(
+            "the sum of exponentials",
+            "proportional to the exponential of the output",
+            lambda y: _outer(torch.ones_like(y), y.exp()),
+        ),
+    ),
+    (
+        _DIRECT,
+        _Term("the sum it is divided by", "constant", lambda y: _outer(y, torch.ones_like(y))),
+    ),
+)
+
+
+def coupled(s: Suspect, entries: Tensor) -> tuple[int, ...] | None:
+    """The axes along which elements act on others where these entries are; None if shapes differ."""
+    outputs, inputs = s.outputs.index, s.inputs.index
+    if s.outputs.part is None or s.inputs.part is None or outputs is None or inputs is None:
+        return None
+    if s.inputs.shape is None or s.outputs.shape != s.inputs.shape:
+        return None
+    if s.inputs.part.is_complex or s.outputs.part.is_complex:
+        return None
+    row, column = entries.nonzero(as_tuple=True)
+    differs = (outputs[row] != inputs[column]).any(0) if row.numel() else torch.zeros(outputs.shape[1])
+    return tuple(differs.nonzero().flatten().tolist())
+
+
+def dimensions(axes: tuple[int, ...]) -> str:
+    """Axes as a person names them."""
+    return f"dimension{'s' if len(axes) > 1 else ''} {listed([str(axis) for axis in axes])}"
+
+
+def wrong_axis(case: Case) -> Iterator[Observation]:
+    """Elements act on each other along one axis in the function, along another in the gradient."""
+    for s in case.suspects:
+        true, got = coupled(s, s.support), coupled(s, s.nonzero)
+        if true and got and set(true) != set(got):
+            text = f"in the {case.noun} for {{where}} elements act on each other along {dimensions(got)}"
+            yield Observation(f"{text}, in the function along {dimensions(true)}", 0.93, s.where)
+
+
+def normalisation(case: Case) -> Iterator[Observation]:
+    """A term of a normalisation is missing, or has another coefficient."""
+    for s in case.suspects:
+        axes = coupled(s, s.support)
+        if not axes or not _each_with_each(s, axes):
+            continue
+        if text := _alone(s, axes) or _of_a_family(s, axes) or _of_rank_one(s, axes):
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.95, s.where)
+
+
+def _each_with_each(s: Suspect, axes: tuple[int, ...]) -> bool:
+    """Whether there are enough elements in a group, and most of them act on most of the others."""
+    _, size = _order(s, axes)
+    return size >= _LEAST and float(_square(s, s.support, axes).double().mean()) > _MOST
+
+
+def _alone(s: Suspect, axes: tuple[int, ...]) -> str:
+    """Nothing but the diagonal of the true Jacobian."""
+    diagonal = torch.diag(s.numeric.diagonal())
+    if not s.explains(diagonal):
+        return ""
+    return (
+        "is the diagonal of the Jacobian only: the terms by which elements act on each other along "
+        f"{dimensions(axes)} (a mean, a sum, a norm) are missing"
+    )
+
+
+def _order(s: Suspect, axes: tuple[int, ...]) -> tuple[Tensor, int]:
+    """The elements, those of one group after each other, and how many there are in a group."""
+    assert s.inputs.shape is not None
+    shape = s.inputs.shape
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    order = torch.arange(prod(shape)).reshape(shape).permute(*kept, *axes).flatten()
+    return order, prod(shape[axis] for axis in axes)
+
+
+def _grouped(s: Suspect, vector: Tensor, axes: tuple[int, ...]) -> Tensor:
+    order, size = _order(s, axes)
+    return vector[order].reshape(-1, size)
+
+
+def _square(s: Suspect, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
+    order, size = _order(s, axes)
+    groups = matrix[order][:, order].reshape(-1, size, order.numel() // size, size)
+    return groups.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
+def _of_a_family(s: Suspect, axes: tuple[int, ...]) -> str:
+    """Both Jacobians are combinations of the same terms, and one coefficient differs."""
+    if coupled(s, s.nonzero) not in (axes, ()):
+        return ""
+    y = _grouped(s, s.value, axes)
+    numeric, analytic = _square(s, s.numeric, axes), _square(s, s.analytic, axes)
+    slack = _square(s, s.slack, axes) + 2 * s.bound.max()
+    for family in _FAMILIES:
+        terms = torch.stack([term.matrix(y) for term in family], -1).flatten(1, 2)
+        if not bool(terms.isfinite().all()):
+            continue
+        true, got = (_coefficients(terms, blocks, slack) for blocks in (numeric, analytic))
+        if true is None or got is None:
+            continue
+        if text := _difference(family, true, got, y.shape[1], axes):
+            return text
+    return ""
+
+
+def _coefficients(terms: Tensor, blocks: Tensor, slack: Tensor) -> Tensor | None:
+    """The combination of terms that the blocks are; None if they are none."""
+    flat = blocks.flatten(1).unsqueeze(-1)
+    found = torch.linalg.lstsq(terms, flat).solution
+    left = (terms @ found - flat).abs().squeeze(-1)
+    return found.squeeze(-1) if bool((left <= slack.flatten(1)).all()) else None
+
+
+def _difference(
+    family: tuple[_Term, ...], true: Tensor, got: Tensor, size: int, axes: tuple[int, ...]
+) -> str:
+    """Which coefficients differ, and how."""
+    scale = true.abs().max(1, keepdim=True).values
+    off = ((got - true).abs() > _CLOSE * scale).any(0)
+    if bool(off[0]) or not bool(off.any()):
+        return ""  # the direct term: no term is missing
+    wrong = [index for index in range(1, len(family)) if bool(off[index])]
+    names = listed([family[index].name for index in wrong])
+    along = f"along {dimensions(axes)}"
+    if bool((got[:, wrong].abs() <= _CLOSE * scale).all()):
+        like = listed([family[index].like for index in wrong])
+        terms = "terms" if len(wrong) > 1 else "term"
+        return f"lacks the {terms} of {names} {along}: the wrong part is {like} there"
+    if len(wrong) > 1:
+        return f"has other coefficients for the terms of {names} {along}"
+    ratios = got[:, wrong[0]] / true[:, wrong[0]]
+    if not bool(((ratios - ratios[0]).abs() < 10 * _CLOSE).all()):
+        return f"has another coefficient for the term of {names} {along}"
+    return f"has {written(float(ratios[0]))} x the term of {names} {along}{unbiased(float(ratios[0]), size)}"
+
+
+def unbiased(ratio: float, size: int) -> str:
+    """The words for a factor that comes from n - 1 for n, if it does."""
+    if size < _LEAST:
+        return ""
+    shrunk = (size - 1) / size
+    for value, text in (
+        (shrunk, f"{size - 1} / {size}"),
+        (1 / shrunk, f"{size} / {size - 1}"),
+        (shrunk**0.5, f"the root of {size - 1} / {size}"),
+        (shrunk**-0.5, f"the root of {size} / {size - 1}"),
+    ):
+        if abs(ratio - value) < 1e-5:
+            return f", which is {text}: a variance that is biased on one side and unbiased on the other"
+    return ""
+
+
+def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
+    """The wrong part is, in each group and for each output, constant or follows the input."""
+    if coupled(s, s.bad) != axes:
+        return ""
+    wrong = _square(s, s.analytic - s.numeric, axes)
+    slack = _square(s, s.slack, axes) + 2 * s.bound.max()
+    x = _grouped(s, s.point, axes)
+    centred = x - x.mean(1, keepdim=True)
+    ones = torch.ones_like(x)
+    for vectors, text in (
+        ((ones,), "constant: the term of a mean or a sum is missing or wrong"),
+        ((centred,), "proportional to the input less its mean: the term of the variance is missing or wrong"),
+        ((x,), "proportional to the input: the term of the norm is missing or wrong"),
+        ((ones, centred), "that of a mean and a variance: both terms are missing or wrong"),
+    ):
+        if x.shape[1] <= len(vectors) + 1:
+            continue
+        basis = torch.linalg.qr(torch.stack(vectors, -1)).Q
+        left = wrong - wrong @ basis @ basis.mT
+        if bool((left.abs() <= slack).all()):
+            return f"is wrong along {dimensions(axes)} by what is {text}"
+    return ""

@@ -1,0 +1,179 @@
+"""A formula with a factor missing, one too many, or another one in its place.
+
+The values of the input and of the output are known at every element, so the ratio of the two derivatives,
+each of them, and their difference can be compared with short expressions of these. One constant is free;
+everything else has to agree at every element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covector.diagnose.case import Case
+from covector.diagnose.rules.coupling import coupled
+from covector.diagnose.rules.observation import Observation
+from covector.diagnose.suspects import Suspect
+
+# Fewer elements than this fit too many expressions.
+_LEAST = 5
+
+# How closely an expression has to agree, relative to its size.
+_CLOSE = 1e-5
+
+_Expressions = dict[str, Tensor]
+
+
+def of_output(y: Tensor) -> _Expressions:
+    """Factors that the derivative of a function has where it is written with its output."""
+    t = "output"
+    return {
+        t: y,
+        f"{t}^2": y**2,
+        f"(1 - {t})": 1 - y,
+        f"(1 + {t})": 1 + y,
+        f"(1 - {t}^2)": 1 - y**2,
+        f"(1 + {t}^2)": 1 + y**2,
+        f"exp({t})": y.exp(),
+        f"sqrt({t})": y.abs().sqrt(),
+        f"{t} (1 - {t})": y * (1 - y),
+        f"cos({t})": y.cos(),
+        f"sin({t})": y.sin(),
+        f"log({t})": y.abs().log(),
+        f"sigmoid({t})": y.sigmoid(),
+        f"sigmoid({t}) (1 - sigmoid({t}))": y.sigmoid() * (1 - y.sigmoid()),
+        f"(1 - tanh({t})^2)": 1 - y.tanh() ** 2,
+    }
+
+
+def of_input(x: Tensor, t: str) -> _Expressions:
+    """Factors that it has where it is written with its input."""
+    s = x.sigmoid()
+    return {
+        t: x,
+        f"{t}^2": x**2,
+        f"{t}^3": x**3,
+        f"sqrt({t})": x.abs().sqrt(),
+        f"(1 - {t})": 1 - x,
+        f"(1 + {t})": 1 + x,
+        f"(1 + {t}^2)": 1 + x**2,
+        f"(1 - {t}^2)": 1 - x**2,
+        f"exp({t})": x.exp(),
+        f"cos({t})": x.cos(),
+        f"sin({t})": x.sin(),
+        f"cosh({t})": x.cosh(),
+        f"log({t})": x.abs().log(),
+        f"sigmoid({t})": s,
+        f"(1 - sigmoid({t}))": 1 - s,
+        f"sigmoid({t}) (1 - sigmoid({t}))": s * (1 - s),
+        f"(1 - tanh({t})^2)": 1 - x.tanh() ** 2,
+        f"exp(-{t}^2)": (-(x**2)).exp(),
+        f"exp(-{t}^2 / 2)": (-(x**2) / 2).exp(),
+    }
+
+
+def of_both(x: Tensor, y: Tensor, t: str) -> _Expressions:
+    """And where it is written with both."""
+    return {f"output {t}": x * y, f"output / {t}": y / x, f"{t} / output": x / y}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An expression and the constant before it."""
+
+    constant: float
+    text: str
+
+    def __str__(self) -> str:
+        near = round(self.constant)
+        number = (
+            f"{near}" if abs(self.constant - near) < _CLOSE * abs(self.constant) else f"{self.constant:.4g}"
+        )
+        if not self.text:
+            return number
+        return {"1": self.text, "-1": f"-{self.text}"}.get(number, f"{number} {self.text}")
+
+
+def _is(values: Tensor, expressions: _Expressions) -> _Found | None:
+    """The first expression that these values are a multiple of."""
+    for text, expression in expressions.items():
+        if not bool(expression.isfinite().all()) or not bool(expression.any()):
+            continue
+        size = expression.abs()
+        if float(size.max()) > (1 + 1e-3) * float(size.min()) or not text:
+            constant = float((values * expression).sum() / (expression**2).sum())
+            if constant and bool(
+                (
+                    (values - constant * expression).abs() <= _CLOSE * (values.abs() + abs(constant) * size)
+                ).all()
+            ):
+                return _Found(constant, text)
+    return None
+
+
+def chain_rule(case: Case) -> Iterator[Observation]:
+    """A factor of the chain rule is missing or one too many, or stands for another."""
+    for s in case.suspects:
+        if s.inputs.part is None or s.inputs.part.is_complex or s.outputs.imaginary.any():
+            continue
+        name = f"`{s.inputs.part.name}`"
+        if text := _by_element(s, case, name) or _by_output(s, case):
+            yield Observation(text, 0.92, s.where)
+
+
+def _by_element(s: Suspect, case: Case, name: str) -> str:
+    """Each output depends on the input at its own place."""
+    if coupled(s, s.support | s.nonzero) != ():
+        return ""
+    numeric, analytic = s.numeric.diagonal(), s.analytic.diagonal()
+    used = numeric.abs() > 100 * s.slack.diagonal()
+    x, y, numeric, analytic = (values[used] for values in (s.point, s.value, numeric, analytic))
+    if x.unique().numel() < _LEAST or not bool(used[s.bad.diagonal()].all()):
+        return ""
+    if float((analytic / numeric - 1).abs().max()) < 100 * _CLOSE:
+        return ""  # too close to the true one to tell expressions apart
+    expressions = of_output(y) | of_input(x, name)
+    returns = f"{case.rule} returns"
+    if text := _factor(analytic / numeric, expressions):
+        return f"{returns} {text} for {{where}}"
+    all_of_them = {"": torch.ones_like(x)} | expressions | of_both(x, y, name)
+    inverse = {f"1 / {text}": 1 / values for text, values in expressions.items()}
+    got, true = _is(analytic, all_of_them | inverse), _is(numeric, all_of_them | inverse)
+    if got is not None and true is not None and str(got) != str(true):
+        return f"{returns} {got} for {{where}}, where differences show {true}"
+    if _is(analytic, {"output": y / x}) is not None:
+        return (
+            f"{returns} output / {name} for {{where}}: right if the other factor of the product were constant"
+        )
+    if (wrong := _is(analytic - numeric, all_of_them)) is not None:
+        return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
+    return ""
+
+
+def _factor(ratio: Tensor, expressions: _Expressions) -> str:
+    """The ratio of the two derivatives is a factor, or one over it."""
+    inverse = {text: 1 / values for text, values in expressions.items()}
+    if (found := _is(ratio, inverse)) is not None:
+        lacking = _Found(1 / found.constant, found.text)
+        return f"a derivative that lacks the factor {lacking}"
+    if (found := _is(ratio, expressions)) is not None:
+        return f"a derivative with the factor {found} too many"
+    return ""
+
+
+def _by_output(s: Suspect, case: Case) -> str:
+    """Each row of the Jacobian is wrong by a factor of its own."""
+    rows = s.support.any(1)
+    if int(rows.sum()) < 3 or int(s.support.sum(1).max()) < 2:
+        return ""
+    factors = (s.analytic * s.numeric).sum(1) / (s.numeric**2).sum(1).clamp_min(1e-300)
+    if not s.explains(factors[:, None] * s.numeric):
+        return ""
+    values = s.value[rows]
+    text = _factor(factors[rows], of_output(values)) if values.unique().numel() > 2 else ""
+    if text:
+        return f"{case.rule} returns {text} for {{where}}"
+    return f"{case.rule} is off by a factor for {{where}} that depends on the output element alone"

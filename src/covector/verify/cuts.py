@@ -1,0 +1,291 @@
+"""Where a function takes a tensor out of the graph: `detach`, `.data`, `.item()`, `no_grad`.
+
+A derivative that is cut is not the derivative of the function. `traced` runs a function once, follows every
+tensor that depends on an input, and gives the lines at which the graph is left on the way to an output.
+`Held` is the same function with what was cut held at the value that it had in that run: the function of which
+reverse mode computes the derivative.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from covector._engine.levels import GradMode
+from covector._tree import Arguments, flatten
+from covector.errors import Caller
+from covector.verify.state import unchanged
+
+_OURS = str(Path(__file__).parent.parent)
+_TORCHS = str(Path(inspect.getfile(torch)).parent)
+_FUNCTION = str(Path(inspect.getfile(torch.autograd.Function)))
+
+# How numbers leave torch. What Python computes from them is not followed.
+_EXITS = {"item", "tolist", "numpy", "__float__", "__complex__", "__array__"}
+_WRITTEN = {"__float__": "float()", "__complex__": "complex()", "__array__": "NumPy", "data": ".data"}
+_NUMBERS = (float, complex, list, np.ndarray)
+_COPIES = {"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"}
+_ALIASING = {"data", "detach", "detach_"}
+
+# An expression of more letters than this is not repeated.
+_LONG = 60
+
+NO_GRAD = "no_grad"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A line of the caller's at which a tensor that depends on an input leaves the graph."""
+
+    how: str
+    file: str
+    line: int
+    expression: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and line, as an editor takes them."""
+        return f"{Path(self.file).name}:{self.line}"
+
+    def __str__(self) -> str:
+        through = f" through `{self.expression}`" if self.expression else ""
+        return f"the derivative{through} is cut by {_quoted(self.how)} at {self.place}"
+
+
+def _quoted(how: str) -> str:
+    return "NumPy" if how == "NumPy" else f"`{how}`"
+
+
+# A call that cuts: its file, its line, and the function of torch that is called there.
+_Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The lines that matter for the outputs of a run, and the values at every line that may."""
+
+    lines: tuple[Cut, ...]
+    values: dict[_Key, list[Any]]
+
+
+def traced(call: Callable[[], Any]) -> Cuts:
+    """Run a function, and find where tensors that depend on its inputs leave the graph."""
+    with _Tracer() as tracer:
+        outputs = call()
+    leaves = [leaf for leaf in flatten(outputs)[0] if isinstance(leaf, Tensor)]
+    reached = set().union(*(tracer.lost_in(leaf) for leaf in leaves))
+    # What Python does with numbers is not followed: they matter if nothing else does.
+    cuts = reached or tracer.exits
+    return Cuts(tuple(dict.fromkeys(cut for cut in tracer.found if cut in cuts)), dict(tracer.values))
+
+
+class _Tracer(TorchFunctionMode):
+    """Follows tensors that depend on an input beside the graph that torch makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Cut] = []
+        self.exits: set[Cut] = set()
+        self.values: defaultdict[_Key, list[Any]] = defaultdict(list)
+        self._lost: dict[int, frozenset[Cut]] = {}
+        """By the identity of a tensor: the cuts through which it depends on an input."""
+        self._written: dict[int, frozenset[Cut]] = {}
+        """By the address of a storage: the cuts behind what was written into it past the graph."""
+        self._aliases: set[int] = set()
+        """By the identity of a tensor: whether it was made by `.data` or `detach`."""
+        self._alive: list[Tensor] = []  # an identity is taken again when a tensor is gone
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = _name(func)
+        # Of the tensor that a new one is like, nothing but device and dtype is taken.
+        given = _tensors((tuple(args[1:] if name == "new_tensor" else args), kwargs or {}))
+        lost = frozenset[Cut]().union(*map(self.lost_in, given))
+        connected = any(tensor.requires_grad for tensor in given)
+        result = func(*args, **(kwargs or {}))
+        if name in _ALIASING:
+            self._alive += (aliases := _tensors(result))
+            self._aliases.update(map(id, aliases))
+        if name in _EXITS and (connected or lost) and isinstance(result, _NUMBERS):
+            self.exits |= lost or self._cut(name, result)
+        elif connected or lost:
+            self._follow(name, args, result, lost, connected)
+        return result
+
+    def lost_in(self, tensor: Tensor) -> frozenset[Cut]:
+        """The cuts through which a tensor depends on an input."""
+        lost = self._lost.get(id(tensor), frozenset())
+        if self._written and not tensor.requires_grad:
+            lost |= self._written.get(_address(tensor), frozenset())
+        return lost
+
+    def _follow(
+        self, name: str, args: Sequence[Any], result: Any, lost: frozenset[Cut], connected: bool
+    ) -> None:
+        """Mark the results of a call with the cuts behind them."""
+        for tensor in _tensors(result):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            in_place = bool(args) and tensor is args[0]
+            beside = in_place and id(tensor) in self._aliases  # the graph does not know whom it writes to
+            past = connected and (beside or not tensor.requires_grad)
+            cuts = lost | self._cut(name, result, ".data" if beside else "") if past else lost
+            if cuts:
+                self._lost[id(tensor)] = cuts
+                self._alive.append(tensor)
+            if cuts and in_place:
+                address = _address(tensor)
+                self._written[address] = self._written.get(address, frozenset()) | cuts
+
+    def _cut(self, name: str, result: Any, how: str = "") -> frozenset[Cut]:
+        """The cut that this call is, if a line of the caller's makes it."""
+        if name.endswith("_like") or (name.startswith("new_") and name not in _COPIES):
+            return frozenset()  # nothing but shape and dtype is taken
+        frame = _caller()
+        if frame is None:
+            return frozenset()
+        how = how or _how(name)
+        cut = Cut(how, frame.f_code.co_filename, frame.f_lineno, _expression(frame, how))
+        self.found.append(cut)
+        self.values[_key(frame, name)].append(_copied(result))
+        return frozenset((cut,))
+
+
+class Held:
+    """A function with what its cuts give held at the values of one run."""
+
+    def __init__(self, function: Callable[..., Any], cuts: Cuts) -> None:
+        update_wrapper(self, function)
+        self._function, self._cuts = function, cuts
+        # Whether a function closes over its inputs is read from here.
+        self.__closure__ = getattr(function, "__closure__", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs at other inputs, with the values of the cuts as they were."""
+        with Holding(self._cuts):
+            return self._function(*args, **kwargs)
+
+
+def held_at(caller: Caller, arguments: Arguments) -> tuple[Caller, tuple[Cut, ...]]:
+    """The caller's function with what it cuts held at its values for these arguments, and the lines."""
+    leaves = list(arguments.leaves)
+    for index in arguments.chosen:
+        leaves[index] = leaves[index].detach().clone().requires_grad_()
+    args, kwargs = arguments.rebuild(leaves)
+    with unchanged(caller.function), GradMode(enabled=True):
+        cuts = traced(lambda: caller.function(*args, **kwargs))
+    return Caller(caller.verb, Held(caller.function, cuts)), cuts.lines
+
+
+class Holding(TorchFunctionMode):
+    """Inside, each call that cuts is answered with the value that it had."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        super().__init__()
+        self._values = cuts.values
+        self._names = {name for _, _, name in cuts.values}
+        self._met: defaultdict[_Key, int] = defaultdict(int)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = _name(func)
+        frame = _caller() if name in self._names else None
+        key = None if frame is None else _key(frame, name)
+        if key not in self._values:
+            return result
+        values, at = self._values[key], self._met[key]
+        self._met[key] += 1
+        if at >= len(values):
+            return result
+        if not isinstance(result, Tensor):
+            return _copied(values[at])
+        if args and result is args[0]:
+            result.data.copy_(values[at])
+            return result
+        return values[at].to(result.dtype, copy=True)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _copied(value: Any) -> Any:
+    """The numbers of a result, on memory of their own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
+
+
+def _address(tensor: Tensor) -> int:
+    """Where the numbers of a tensor are; -1 for one that has no memory of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or -1
+    except (RuntimeError, NotImplementedError):
+        return -1
+
+
+def _name(func: Callable[..., Any]) -> str:
+    """What a person calls a function of torch; an attribute is read by its `__get__`."""
+    name = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def _how(name: str) -> str:
+    """What a cut is called."""
+    if name in _EXITS or name in _COPIES or name in _ALIASING or torch.is_grad_enabled():
+        return _WRITTEN.get(name, f"{name}()")
+    return NO_GRAD
+
+
+def _caller() -> FrameType | None:
+    """The frame of the caller's that calls torch; None inside of a custom Function, or if it is ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCHS, __file__)):
+        if frame.f_code.co_filename == _FUNCTION:
+            return None
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(_OURS):
+        return None
+    outer = frame.f_back
+    while outer is not None and not outer.f_code.co_filename.startswith(_OURS):
+        if outer.f_code.co_filename == _FUNCTION:
+            return None
+        outer = outer.f_back
+    return frame
+
+
+def _key(frame: FrameType, name: str) -> _Key:
+    return frame.f_code.co_filename, frame.f_lineno, name
+
+
+def _expression(frame: FrameType, how: str) -> str:
+    """What is cut, as it is written, if that is short."""
+    first, last, start, stop = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if first is None or first != last or start is None or stop is None:
+        return ""
+    line = linecache.getline(frame.f_code.co_filename, first, frame.f_globals)
+    text = line.encode()[start:stop].decode(errors="ignore")
+    for before, after in (("", f".{how}"), ("", how), (how.removesuffix(")"), ")")):
+        if text.startswith(before) and text.endswith(after) and how != NO_GRAD:
+            text = text[len(before) : len(text) - len(after)]
+            break
+    return text if len(text) <= _LONG else ""

@@ -1,0 +1,203 @@
+"""Where a derivative is lost: the line is named, and what is cut there can be held constant."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import covector
+from covector.verify.cuts import traced
+
+
+def line_of(function, mark="# cut"):
+    """The number of the marked line of a function."""
+    lines, first = inspect.getsourcelines(inspect.unwrap(function))
+    (found,) = [first + i for i, text in enumerate(lines) if mark in text]
+    return found
+
+
+def point(*shape):
+    return torch.linspace(0.3, 1.7, int(np.prod(shape)), dtype=torch.float64).reshape(shape).requires_grad_()
+
+
+def detached(x):
+    return x * x.mean().detach()  # cut
+
+
+def through_data(x):
+    return x * x.exp().data  # cut
+
+
+def through_a_number(x):
+    return x * x.sum().item()  # cut
+
+
+def through_numpy(x):
+    return x * torch.from_numpy(np.sin(x.detach().numpy()))  # cut
+
+
+def through_an_array(x):
+    return x * torch.as_tensor(np.asarray(x.detach()) ** 2)  # cut
+
+
+def through_a_list(x):
+    return x * torch.tensor(x.tolist(), dtype=x.dtype)  # cut
+
+
+def through_a_copy(x):
+    return x * torch.tensor(x)  # cut
+
+
+def without_grad(x):
+    with torch.no_grad():
+        scale = x.square()  # cut
+    return x * scale
+
+
+def into_data(x):
+    kept = torch.zeros_like(x)
+    kept.data.add_(x)  # cut
+    return x * kept
+
+
+def into_a_buffer(x):
+    kept = torch.zeros(x.shape, dtype=x.dtype)
+    with torch.no_grad():
+        kept[0] = 1.0
+        kept.copy_(x)  # cut
+    return x * kept
+
+
+def inner_gradient(x):
+    with torch.enable_grad():
+        leaf = x * 1.0
+        (slope,) = torch.autograd.grad((leaf**3).sum(), leaf)  # cut
+    return x * slope
+
+
+def in_a_loop(x):
+    state = x
+    for _ in range(3):
+        state = state.sin() * state.max().detach()  # cut
+    return state
+
+
+LOSING = [
+    detached,
+    through_data,
+    through_a_number,
+    through_numpy,
+    through_an_array,
+    through_a_list,
+    through_a_copy,
+    without_grad,
+    into_data,
+    into_a_buffer,
+    inner_gradient,
+    in_a_loop,
+]
+
+
+@pytest.mark.parametrize("function", LOSING, ids=lambda f: f.__name__)
+@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:Converting a tensor")
+class TestLost:
+    def test_the_line_is_named(self, function):
+        report = covector.check(function, point(4))
+        (diagnosis,) = report.worst.diagnoses
+        assert diagnosis.rule == "stop-gradient"
+        assert f"test_cuts.py:{line_of(function)}" in diagnosis.evidence
+        assert "held constant, differences agree" in diagnosis.evidence
+        assert diagnosis.sure == "almost certain"
+
+    def test_what_is_cut_can_be_held(self, function):
+        report = covector.check(function, point(4), stop_gradients="constant")
+        assert report, str(report)
+        assert f"test_cuts.py:{line_of(function)}" in report.how
+
+    def test_the_caller_is_left_alone(self, function):
+        x = point(4)
+        before = x.detach().clone()
+        covector.check(function, x, stop_gradients="constant")
+        assert torch.equal(x, before)
+        assert x.grad is None
+
+
+def test_a_mistake_behind_a_cut_that_is_meant_is_found():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0].cos()
+
+    report = covector.check(
+        lambda x: Doubled.apply(x) * x.mean().detach(), point(5), stop_gradients="constant"
+    )
+    assert [d.rule for d in report.worst.diagnoses] == ["factor"]
+
+
+def test_a_straight_through_estimator_passes_if_it_is_declared():
+    def rounded(x):
+        return x + (x.round() - x).detach()
+
+    assert not covector.check(rounded, point(5))
+    assert covector.check(rounded, point(5), stop_gradients="constant")
+
+
+def test_statistics_of_a_module_are_held():
+    class Centred(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y - y.mean(0).detach()
+
+    assert not covector.check(Centred(), point(4, 3))
+    assert covector.check(Centred(), point(4, 3), stop_gradients="constant")
+
+
+def test_a_detach_that_changes_nothing_is_not_accused():
+    """The largest exponent is subtracted and added again; the mistake is elsewhere."""
+
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 1.0 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 0.5 * g
+
+    def stable(x):
+        top = x.max().detach()
+        return (Halved.apply(x) - top).exp().sum().log() + top
+
+    (first, *_) = covector.check(stable, point(5)).worst.diagnoses
+    assert first.rule == "factor"
+
+
+def test_what_only_the_shape_is_taken_of_is_no_cut():
+    x = point(3)
+    cuts = traced(lambda: x * torch.ones_like(x) + x.new_zeros(3) + x.new_tensor([1.0, 2.0, 3.0]))
+    assert cuts.lines == ()
+
+
+def test_a_decision_by_a_number_is_no_cut():
+    def branching(x):
+        return x.sin() if x.sum() > 0 else x.cos()
+
+    assert covector.check(branching, point(3))
+    assert covector.check(branching, point(3), stop_gradients="constant")
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(
+        covector.errors.ArgumentValueError, match="stop_gradients must be 'fail' or 'constant'"
+    ):
+        covector.check(torch.sin, point(3), stop_gradients="ignore")
