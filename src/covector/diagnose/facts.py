@@ -51,10 +51,12 @@ def facts(case: Case) -> tuple[str, ...]:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    where = f"for {s.where}" if len(both.inputs) > 1 else ""
     found = [text for text in (_places(s), _zero(s), _relation(s)) if text]
     if found:
-        yield f"The wrong entries{' ' if where else ''}{where} {'; '.join(found)}."
+        where = f" for {s.where}" if len(both.inputs) > 1 else ""
+        count = int(s.bad.sum())
+        what = f"{count} wrong entries" if count > 1 else "One wrong entry"
+        yield f"{what}{where}: {'; '.join(found)}."
 
 
 def _places(s: Suspect) -> str:
@@ -62,20 +64,20 @@ def _places(s: Suspect) -> str:
     rows, columns = (s.bad.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     height, width = s.bad.shape
     if len(rows) == 1 < height:
-        return f"are in one row, that of `{_label(s.outputs.parts, int(s.outputs.coordinates[rows[0]]))}`"
+        return f"all in one row, that of `{_label(s.outputs.parts, int(s.outputs.coordinates[rows[0]]))}`"
     if len(columns) == 1 < width:
-        return f"are in one column, that of `{_label(s.inputs.parts, int(s.inputs.coordinates[columns[0]]))}`"
+        return f"all in one column, that of `{_label(s.inputs.parts, int(s.inputs.coordinates[columns[0]]))}`"
     if height == width > 1:
         diagonal = torch.eye(height, dtype=torch.bool)
         if not bool(s.bad[~diagonal].any()):
             beside = bool(s.support[~diagonal].any())
-            return "are on the diagonal" + (", what is beside it is right" if beside else "")
+            return "all on the diagonal" + (", what is beside it is right" if beside else "")
         if not bool(s.bad[diagonal].any()):
-            return "are beside the diagonal, which is right"
+            return "all beside the diagonal, which is right"
     if bool(s.bad[s.support].all()):
-        return "are all that are not zero"
+        return "every entry that is not zero"
     few = len(rows) * len(columns) < 0.5 * s.bad.numel()
-    return f"are in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
+    return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
 
 
 def _label(parts: tuple[Part, ...], coordinate: int) -> str:

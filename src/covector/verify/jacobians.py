@@ -131,7 +131,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     whole = count == width and height * width <= budget.entries
     if not whole:
         rows = _spread(height, min(count, budget.sample), [m.row for m in mismatches])
-        columns = _spread(width, count, [m.column for m in mismatches])
+        columns = _spread(width, count, _of_suspects(problem.inputs, [m.column for m in mismatches], count))
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
     numeric.limit = numeric.runs + 2 * columns.numel()
@@ -200,10 +200,20 @@ def _positions(chart: Chart | Sampled) -> Tensor:
     return chart.kept if isinstance(chart, Sampled) else torch.arange(chart.size)
 
 
+def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int], count: int) -> list[int]:
+    """All columns of the inputs that these columns belong to, if they are no more than may be differenced."""
+    if isinstance(chart, Sampled):
+        return list(wanted)
+    concerned = [p for p in chart.places if any(p.start <= column < p.stop for column in wanted)]
+    every = [column for place in concerned for column in range(place.start, place.stop)]
+    return every if len(every) <= count else list(wanted)
+
+
 def _spread(size: int, count: int, wanted: Sequence[int]) -> Tensor:
     """The wanted indices, and others spread evenly."""
     if size <= count:
         return torch.arange(size)
-    even = torch.linspace(0, size - 1, count, dtype=torch.float64).round().to(torch.int64)
-    named = torch.tensor([index for index in wanted if 0 <= index < size], dtype=torch.int64)
+    named = torch.tensor([index for index in wanted if 0 <= index < size], dtype=torch.int64).unique()
+    others = max(_FEW, count - named.numel())
+    even = torch.linspace(0, size - 1, others, dtype=torch.float64).round().to(torch.int64)
     return torch.cat([even, named]).unique()
