@@ -59,7 +59,8 @@ class Cut:
     @property
     def place(self) -> str:
         """File and line, as an editor takes them."""
-        return f"{Path(self.file).name}:{self.line}"
+        name = self.file if self.file.startswith("<") else Path(self.file).name  # code that is in no file
+        return f"{name}:{self.line}"
 
     def __str__(self) -> str:
         through = f" through `{self.expression}`" if self.expression else ""
