@@ -20,6 +20,7 @@ from covector._chart import Chart, Repeated, real_dtype
 from covector._engine import forward, levels, messages, reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
+from covector._engine.compiled import tracing
 from covector._engine.constants import without_zeros
 from covector._engine.watch import always_recording
 from covector._tree import Arguments, Evaluation
@@ -276,6 +277,20 @@ class Pushforward(LinearMap):
         self._trusted = False
         self._draws: Tensor | None = None
         self._independent: list[int] = []
+        if levels.traced_inside():
+            self._other = self._linear_part()
+
+    def _linear_part(self) -> Apply:
+        """The map through the graph of the pullback, of one run of the function.
+
+        This is the way while dynamo traces, wherever forward mode would be nested in another transform (its
+        tangents of zeros for constants have no description there) or run the function more than once (each
+        time with other random numbers). The compiler drops what is computed for the pullback alone.
+        """
+        linear = _linearize(self._run, self._arguments, nullcontext())
+        self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
+        self.evaluation = linear.evaluation
+        return linear.push
 
     def independent(self) -> list[int]:
         """The outputs that carried no tangent when the function was last run."""
@@ -308,7 +323,10 @@ class Pushforward(LinearMap):
 
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         if randomness == "same":
-            self._replay_draws(randomness)
+            if tracing():
+                self._other = self._other or self._linear_part()
+            else:
+                self._replay_draws(randomness)
         if self._other is None:
             try:
                 images, pushed = self._push_batch(stacks, randomness)
@@ -338,6 +356,10 @@ class Pushforward(LinearMap):
         return images[:count], pushes[0]
 
     def _looped(self, stacks: Tensors, randomness: str) -> Tensors:
+        if tracing():
+            self._other = self._other or self._linear_part()
+            return looped(self._other, stacks)
+
         def apply_with_same_draw(direction: Tensors) -> Tensors:
             self._replay_draws(randomness)
             images = self.apply(direction)
@@ -396,6 +418,8 @@ class Pushforward(LinearMap):
             self.evaluation = linear.evaluation
             self._other = through_graph(linear, lambda: Pullback(self._caller, self._run, self._arguments))
         self.batching = self.batching.down("graph", f"no forward-mode rule for {operation}")
+        if tracing():
+            return
         warn(
             f"{self._caller}: torch has no forward-mode rule for {operation}; the pullback was "
             "differentiated instead, which gives the same result at a higher cost.",

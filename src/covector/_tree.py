@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,10 +43,14 @@ def _all_tensors(values: Sequence[Any]) -> bool:
     return True
 
 
-@cache
 def tuple_of(count: int) -> Spec:
     """The structure of a tuple of this many leaves."""
-    return registry.tree_flatten((0,) * count)[1]
+    return _TUPLES[count] if count < _FEW else registry.tree_flatten((0,) * count)[1]
+
+
+# Tables, not caches, which torch.compile warns of.
+_FEW = 8
+_TUPLES = [registry.tree_flatten((0,) * count)[1] for count in range(_FEW)]
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
@@ -99,10 +102,16 @@ class Slot(NamedTuple):
         return unflatten(leaves[self.start : self.stop], self.spec)
 
 
-@cache
 def _leaf_slots(count: int) -> list[Slot]:
     """The slots of a call with this many tensors and nothing else."""
-    return [Slot(index, index, index + 1, LEAF) for index in range(count)]
+    return _SLOTS[count] if count < _FEW else [_leaf_slot(index) for index in range(count)]
+
+
+def _leaf_slot(index: int) -> Slot:
+    return Slot(index, index, index + 1, LEAF)
+
+
+_SLOTS = [[_leaf_slot(index) for index in range(count)] for count in range(_FEW)]
 
 
 class Arguments:

@@ -113,11 +113,11 @@ class Chart(NamedTuple):
         if len(self.places) == 1:
             place = self.places[0]
             if place.dtype is not coordinates.dtype or place.device != coordinates.device:
-                coordinates = coordinates.to(place.device, place.dtype.to_real())
+                coordinates = coordinates.to(place.device, real_dtype(place.dtype))
             return [place.from_real(coordinates)]
         return [
             place.from_real(
-                coordinates[..., place.start : place.stop].to(place.device, place.dtype.to_real())
+                coordinates[..., place.start : place.stop].to(place.device, real_dtype(place.dtype))
             )
             for place in self.places
         ]

@@ -13,7 +13,15 @@ from covector._engine.tensors import coo_indices, coo_values
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the coordinates of a tensor with this dtype."""
-    return dtype.to_real()
+    return _REAL.get(dtype, dtype)
+
+
+# A table, not `dtype.to_real()`, which torch.compile cannot trace.
+_REAL = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 
 
 def _compressed_rows(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from covector._engine.compiled import tracing
 from covector._engine.levels import BatchLevel
 
 # Torch tells on standard error which operators it applies point by point; whether it does cannot be asked.
@@ -17,6 +18,8 @@ Apply = Callable[[list[Tensor]], list[Tensor]]
 
 def batched(apply: Apply, stacks: Sequence[Tensor], randomness: str) -> list[Tensor]:
     """Apply to every slice along the first axis at once, by a batching level."""
+    if tracing():
+        return torch.vmap(apply, randomness=randomness)(list(stacks))
     with BatchLevel(stacks[0].shape[0], randomness) as level:
         results = apply([level.hide(stack) for stack in stacks])
         return [level.show(result) for result in results]

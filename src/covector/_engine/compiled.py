@@ -1,4 +1,9 @@
-"""Compilers: what `torch.compile` should do when it meets one of our verbs."""
+"""`torch.compile`: how our verbs look to it.
+
+Its tracer, dynamo, follows Python code line by line and knows the functions that enter torch's nesting
+levels. So it can trace our verbs as they are, once they take their way through levels (`levels.active`) and
+ask nothing of the autograd graph, which is not there yet while it traces.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,18 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.compiler import is_dynamo_compiling as tracing
+
+__all__ = ["eager_alone", "is_transform", "named_after", "outside_graphs", "tracing"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # By identity: a code object hashes all that it holds, each time it is asked.
-_marked: dict[int, CodeType] = {}
+_transforms: dict[int, CodeType] = {}
 
-_MARKS = {
+_DISABLED = {
     "_torchdynamo_disable": True,
-    "_torchdynamo_disable_msg": "covector's transforms run eagerly",
+    "_torchdynamo_disable_msg": "covector recorded this map before, outside of the compiled function",
 }
 
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -24,23 +32,46 @@ _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 def is_transform(function: Any) -> bool:
     """Whether a function was made by one of our verbs."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return id(code) in _marked
+    return id(code) in _transforms
 
 
-def outside_graphs(function: F, like: Any = None) -> F:
-    """Mark a function as one that compiled code calls eagerly, and name it after `like`.
+def eager_alone(function: F) -> F:
+    """Mark a function as one that dynamo traces as part of its caller, and leaves alone by itself.
 
-    Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
+    Where dynamo has to break a graph, it goes on with the frames of the functions inside, which would be in
+    the middle of our levels. So each verb, and each function that a verb makes, enters one marked function
+    with the first thing it calls; after a break the whole of it is run eagerly.
     """
+    set_code_exec_strategy(function.__code__, _EAGER)
+    return function
+
+
+def named_after(function: F, like: Any = None) -> F:
+    """Name a function that a verb made after the one that it was made from."""
+    if tracing():
+        return function  # it ends with the trace
     if like is not None:
         # functools.update_wrapper by hand: transforms are made anew for most calls.
         function.__name__ = getattr(like, "__name__", None) or type(like).__name__
         function.__qualname__ = getattr(like, "__qualname__", function.__name__)
         function.__doc__ = getattr(like, "__doc__", None)
         function.__wrapped__ = like  # type: ignore[attr-defined]
-    function.__dict__.update(_MARKS)
     code = function.__code__
-    if id(code) not in _marked:
-        _marked[id(code)] = code
+    if id(code) not in _transforms:
+        _transforms[id(code)] = code
+    return function
+
+
+def outside_graphs(function: F) -> F:
+    """Mark a function as one that compiled code calls eagerly: it holds a graph that was recorded eagerly.
+
+    Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
+    """
+    if tracing():
+        return function  # made by what is traced, so part of it
+    function.__dict__.update(_DISABLED)
+    code = function.__code__
+    if id(code) not in _transforms:
+        _transforms[id(code)] = code
         set_code_exec_strategy(code, _EAGER)
     return function

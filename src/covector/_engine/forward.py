@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from covector._engine import levels
+from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
+from covector._engine.traced import run_without_fused_attention
 from covector._tree import Evaluation
 
 _make_dual = torch._VF._make_dual
@@ -36,6 +38,9 @@ class Pushed(NamedTuple):
 
 def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     """J u: run the function on these leaves, the chosen ones moving along the tangents."""
+    if tracing():
+        with levels.traced_jvp_level() as number:
+            return _pushed(run, list(leaves), dict(zip(chosen, tangents, strict=True)), number)
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         if levels.active() or levels.dual_level_open() or _recorded((*inner, *tangents)):
@@ -78,23 +83,25 @@ def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Se
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     with levels.JvpLevel() as level:
-        number = level.number
-        moving = dict(zip(chosen, tangents, strict=True))
-        inner = list(leaves)
-        for index, leaf in enumerate(leaves):
-            if index in moving:
-                inner[index] = _make_dual(leaf, moving[index], level=0)
-            elif isinstance(leaf, Tensor):
-                inner[index] = levels.wrap(leaf, number)
-        found, spec, aux, aux_spec = run(inner)
-        outputs: list[Tensor] = []
-        pushed: list[Tensor | None] = []
-        for output in found:
-            primal, tangent = _unpack_dual(output, level=0)
-            outputs.append(levels.unwrap(primal, number))
-            pushed.append(None if tangent is None else levels.unwrap(tangent, number))
-        if aux:
-            aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+        return _pushed(run, list(leaves), dict(zip(chosen, tangents, strict=True)), level.number)
+
+
+def _pushed(run: Run, inner: list[Any], moving: dict[int, Tensor], number: int) -> Pushed:
+    """Run the function on the level that was entered, some of its leaves moving."""
+    for index, leaf in enumerate(inner):
+        if index in moving:
+            inner[index] = _make_dual(leaf, moving[index], level=0)
+        elif isinstance(leaf, Tensor):
+            inner[index] = levels.wrap(leaf, number)
+    found, spec, aux, aux_spec = run_without_fused_attention(run, inner) if tracing() else run(inner)
+    outputs: list[Tensor] = []
+    pushed: list[Tensor | None] = []
+    for output in found:
+        primal, tangent = _unpack_dual(output, level=0)
+        outputs.append(levels.unwrap(primal, number))
+        pushed.append(None if tangent is None else levels.unwrap(tangent, number))
+    if aux:
+        aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
 
 

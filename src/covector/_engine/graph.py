@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.eager_transforms import _autograd_grad
 from torch.autograd import Function, Variable
 from torch.autograd.function import once_differentiable
 
 from covector._engine import levels
+from covector._engine.compiled import tracing
 from covector.errors import UnsupportedError
 
 _LeafNode = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -35,6 +37,8 @@ def backward(
     The engine is called directly: the checks of `torch.autograd.grad` were made at the door, and they
     import a symbolic algebra package on first use.
     """
+    if tracing():
+        return _autograd_grad(outputs, inputs, cotangents, retain_graph=True, create_graph=record)
     return _run(
         tuple(outputs),
         tuple(cotangents),

@@ -6,7 +6,8 @@ body raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from torch._functorch.vmap import lazy_load_decompositions
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks
 
+from covector._engine.compiled import tracing
+
 _GRAD = stack.TransformType.Grad
 
 wrap = stack._wrap_for_grad
@@ -26,8 +29,13 @@ unwrap_if_dead = stack.unwrap_if_dead
 
 
 def active() -> bool:
-    """Whether any function transform (torch's or ours, vmap included) is being run."""
-    return stack.peek_interpreter_stack() is not None
+    """Whether any function transform (torch's or ours, vmap included) is being run, or a function traced."""
+    return tracing() or stack.peek_interpreter_stack() is not None
+
+
+def traced_inside() -> bool:
+    """Whether what is traced by dynamo runs inside another transform."""
+    return tracing() and stack.get_dynamic_layer_stack_depth() > 0
 
 
 def current() -> int | None:
@@ -38,6 +46,8 @@ def current() -> int | None:
 
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
+    if tracing():
+        return False
     innermost = stack.peek_interpreter_stack()
     if innermost is None:
         return False
@@ -61,6 +71,8 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
 
     A result that happens to be the same for all of a batch would otherwise come out of it without the axis.
     """
+    if tracing():
+        return tensor  # `TracedScope.settle` did that
     for other in others:
         if not batches(other) <= batches(tensor):
             tensor = tensor + unwrap_if_dead(other).new_zeros(tensor.shape, dtype=tensor.dtype)
@@ -87,7 +99,7 @@ class EagerTensors:
 
     def __enter__(self) -> Self:
         self._guard = None
-        if torch.is_inference_mode_enabled():
+        if not tracing() and torch.is_inference_mode_enabled():
             self._guard = torch.inference_mode(False)
             self._guard.__enter__()
         return self
@@ -106,7 +118,9 @@ class GradMode:
         self._enabled = enabled
 
     def __enter__(self) -> Self:
-        self._eager = EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
+        self._eager = None
+        if not tracing() and torch.is_inference_mode_enabled():
+            self._eager = EagerTensors().__enter__()
         self._before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(self._enabled)
         return self
@@ -169,6 +183,18 @@ class DualLevel:
         forward_ad._current_level = self._level - 1
         if not self._mode:
             torch._C._set_fwd_grad_enabled(False)
+
+
+@contextmanager
+def traced_jvp_level() -> Iterator[int]:
+    """A level for forward mode while dynamo traces; gives its number."""
+    nested = peer.JVP_NESTING > 0
+    with peer.jvp_increment_nesting() as number, forward_ad._set_fwd_grad_enabled(True):
+        if nested:
+            yield number
+        else:
+            with forward_ad.dual_level():
+                yield number
 
 
 class JvpLevel:

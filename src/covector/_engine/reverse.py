@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
+from covector._engine.compiled import tracing
+from covector._engine.traced import TracedScope, run_without_fused_attention
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
@@ -24,6 +26,8 @@ Run = Callable[[list[Any]], Evaluation]
 
 def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     """The tensor without its reverse-mode history; an outer forward mode still sees its tangent."""
+    if tracing():
+        return tensor.detach()
     if forward_ad._current_level >= 0:
         primal, tangent = forward_ad.unpack_dual(tensor)
         if tangent is not None:
@@ -296,7 +300,12 @@ def _alias(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor) if tensor.layout is torch.strided else tensor.clone()
 
 
-def _scope(at_top: type[PlainScope] = PlainScope) -> PlainScope | LevelScope:
+Scope: TypeAlias = PlainScope | LevelScope | TracedScope
+
+
+def _scope(at_top: type[PlainScope] = PlainScope) -> Scope:
+    if tracing():
+        return TracedScope()
     return LevelScope() if levels.active() else at_top()
 
 
@@ -306,7 +315,7 @@ class Recording(NamedTuple):
     evaluation: Evaluation
     outputs: list[Tensor]
     variables: list[Tensor]
-    scope: PlainScope | LevelScope
+    scope: Scope
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
@@ -351,7 +360,7 @@ class Recording(NamedTuple):
 
 
 def _reach(
-    scope: PlainScope | LevelScope,
+    scope: Scope,
     outputs: Sequence[Tensor],
     cotangents: Sequence[Tensor],
     variables: Sequence[Tensor],
@@ -376,7 +385,7 @@ def _reach(
     return pulled
 
 
-def _closed(scope: PlainScope | LevelScope, evaluation: Evaluation) -> Evaluation:
+def _closed(scope: Scope, evaluation: Evaluation) -> Evaluation:
     outputs, spec, aux, aux_spec = evaluation
     if aux:
         aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
@@ -387,11 +396,17 @@ def record(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
+    nested = levels.traced_inside()
     with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = run(inner)
+        evaluation = _run(run, inner, nested=nested)
     variables = list(map(inner.__getitem__, chosen))
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+
+
+def _run(run: Run, leaves: list[Any], *, nested: bool) -> Evaluation:
+    """Run the function on these leaves; `nested`: traced by dynamo, and the derivative is differentiated."""
+    return run_without_fused_attention(run, leaves) if nested else run(leaves)
 
 
 def resumed(
@@ -419,7 +434,7 @@ def record_gradient(
     """
     with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = run(inner)
+        evaluation = _run(run, inner, nested=tracing())
         variables = [inner[index] for index in chosen]
         (value,) = evaluation.outputs
         pulled: Sequence[Tensor | None] = [None] * len(variables)
@@ -446,7 +461,7 @@ class Linearization:
     _outputs: list[Tensor]
     _pulled: list[Tensor | None]
     _cotangents: list[Tensor | None]
-    _scope: PlainScope | LevelScope
+    _scope: Scope
 
     def is_adjoint(self) -> bool:
         """Whether <u, J^T v> = <J u, v> for some u and the recorded v = 1, as far as numbers can tell.
@@ -527,7 +542,7 @@ def linearize(
     """Run the function and its pullback once, and keep the graph of the pullback."""
     with _scope(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = run(inner)
+        evaluation = _run(run, inner, nested=tracing())
         variables = [inner[index] for index in chosen]
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [
@@ -540,6 +555,8 @@ def linearize(
             pulled = graph.backward(outputs, along, variables, keep=True, record=True)
     closed = _closed(scope, evaluation)
     linear = Linearization(closed, None, evaluation.outputs, list(pulled), cotangents, scope)
+    if tracing():  # neither the graph nor the values can be looked at
+        return linear
     kinds = graph.kinds(outputs)
     return linear if kinds <= _proven else _examined(linear, kinds)
 

@@ -37,6 +37,7 @@ NEEDED = (
     "torch._C._functorch._wrap_for_grad",
     "torch._C._functorch._wrap_functional_tensor",
     "torch._C._functorch.get_inplace_requires_grad_allowed",
+    "torch._C._functorch.get_dynamic_layer_stack_depth",
     "torch._C._functorch.get_interpreter_stack",
     "torch._C._functorch.get_unwrapped",
     "torch._C._functorch.is_batchedtensor",
@@ -48,6 +49,9 @@ NEEDED = (
     "torch._functionalize_sync",
     "torch._is_functional_tensor",
     "torch._functorch.eager_transforms.JVP_NESTING",
+    "torch._functorch.eager_transforms._autograd_grad",
+    "torch._functorch.eager_transforms._create_differentiable",
+    "torch._functorch.eager_transforms.jvp_increment_nesting",
     "torch._functorch.vmap.lazy_load_decompositions",
     # modes, and forward mode without a level
     "torch._C._enter_dual_level",
@@ -61,6 +65,7 @@ NEEDED = (
     "torch._VF._make_dual",
     "torch._VF._unpack_dual",
     "torch.autograd.forward_ad._current_level",
+    "torch.autograd.forward_ad._set_fwd_grad_enabled",
     # the autograd graph
     "torch._C._functions.AccumulateGrad._input_metadata",
     "torch._C._functions.UndefinedGrad",

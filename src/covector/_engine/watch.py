@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C import TensorBase
 from torch.overrides import TorchFunctionMode
 
+from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
 from covector._tree import Evaluation
 
@@ -53,7 +54,12 @@ def _written(
 
 
 def always_recording(run: Run) -> Run:
-    """The same run, for a graph that stands in for forward mode: a `torch.no_grad()` inside is not obeyed."""
+    """The same run, for a graph that stands in for forward mode: a `torch.no_grad()` inside is not obeyed.
+
+    While dynamo traces, it is.
+    """
+    if tracing():
+        return run
 
     def recording(leaves: list[Any]) -> Evaluation:
         with _AlwaysRecording():

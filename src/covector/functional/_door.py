@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covector._engine import levels, reverse
+from covector._engine.compiled import tracing
 from covector._tree import LEAF, Arguments, Evaluation, flatten, select_all
 from covector.errors import (
     ArgumentTypeError,
@@ -86,6 +87,8 @@ def open_call(
             )
     if not tensors:
         raise EmptyError(f"{caller}: inputs is an empty tuple: there is nothing to differentiate by.")
+    # What dynamo traces inside another transform may be differentiated by that.
+    create_graph = create_graph or levels.traced_inside()
     if not create_graph and levels.active() and levels.recording():
         raise ArgumentValueError(
             f"{caller}: inside a reverse-mode transform the result would count as a constant, because "
@@ -237,7 +240,7 @@ def _fitting(call: Call, name: str, v: Tensor, like: Tensor) -> Tensor:
             f"{call.caller}: {name} must be {'complex' if like.is_complex() else 'real'} as what it belongs "
             f"to is, got {v.dtype}."
         )
-    if v.is_inference():
+    if not tracing() and v.is_inference():
         v = v.clone()
     if not call.create_graph:
         v = v.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
 from covector.functional._columns import gradient_columns
 from covector.functional._door import check_real_inputs, open_call
@@ -14,7 +14,7 @@ from covector.functional._rows import dependence_of, matrix
 from covector.functional._strategy import check_strategy
 
 
-@outside_graphs
+@eager_alone
 def hessian(
     func: Callable[..., Any],
     inputs: Any,

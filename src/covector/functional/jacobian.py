@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation
 from covector.errors import OutputError
 from covector.functional._columns import columns
@@ -14,7 +14,7 @@ from covector.functional._rows import dependence_of, matrix
 from covector.functional._strategy import check_strategy
 
 
-@outside_graphs
+@eager_alone
 def jacobian(
     func: Callable[..., Any],
     inputs: Any,

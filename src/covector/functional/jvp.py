@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covector._engine import levels, reverse
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector._linear import Linearized, Pullback, through_graph
 from covector._tree import Evaluation
 from covector.errors import StrictError
@@ -28,7 +28,7 @@ from covector.functional._door import (
 )
 
 
-@outside_graphs
+@eager_alone
 def jvp(
     func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:

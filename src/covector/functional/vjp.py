@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector.functional._door import accept_any, check_reached, open_call, record, runner, vector
 
 
-@outside_graphs
+@eager_alone
 def vjp(
     func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from torch.linalg import vector_norm
 
 from covector._chart import AnyPlace, Chart, Repeated
 from covector._engine import levels
+from covector._engine.compiled import tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
@@ -55,6 +56,15 @@ class Options(Request):
     max_memory: Any = None
     batch_dim: int | None = None
     complex: str | None = None
+
+    def has_no_extras(self) -> bool:
+        """Whether nothing is asked for beyond what `jacrev` takes."""
+        return (
+            self.mode == "auto"
+            and self.max_memory is None
+            and self.batch_dim is None
+            and self.complex is None
+        )
 
     def checked(self, verb: str) -> Options:
         """These options, if their values make sense, with the memory limit in bytes."""
@@ -280,6 +290,8 @@ class _Sides(NamedTuple):
 
 def _check_samples(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
     """The map does what the matrices of the samples do, which stand by target and source."""
+    if tracing():  # there are no values to look at
+        return
     # A norm, not a sum of absolute values: these would take as much memory as the result.
     sizes = [_total([vector_norm(m, 1, dim=1) for m in column]) for column in zip(*matrices, strict=True)]
     rows = [_per_sample(tensor, sides.source_axis) for tensor in scattered_like(sides.source)]
@@ -328,6 +340,11 @@ def _placed(product: Tensor, like: Tensor, axis: int) -> Tensor:
 
 def _within_memory(problem: Problem, options: Options, choose: Choose) -> Derived:
     """The Jacobian by the mode that fits, in chunks that fit."""
+    if tracing():
+        raise UnsupportedError(
+            f"{problem.caller}: max_memory cannot be kept to inside torch.compile, where nothing can be "
+            "measured while the program is traced. Pass chunk_size instead, or call it outside."
+        )
     outputs, needed = _size_up(problem, options)
     inputs = problem.inputs()
     first, reason = choose(outputs.size, inputs.size)

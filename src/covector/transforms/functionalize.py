@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.levels import FunctionalLevel
 from covector._tree import Arguments, flatten, unflatten
 from covector.errors import ArgumentValueError
@@ -16,7 +16,7 @@ from covector.transforms._door import check_function
 REMOVE = ("mutations", "mutations_and_views")
 
 
-@outside_graphs
+@eager_alone
 def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
     """The same function, computed without in-place operations.
 
@@ -50,15 +50,24 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         )
 
     def pure(*args: Any, **kwargs: Any) -> Any:
-        arguments = Arguments(args, kwargs)
-        with FunctionalLevel(keep_views=remove == "mutations") as level:
-            wrapped = [level.wrap(x) if isinstance(x, Tensor) else x for x in arguments.leaves]
-            inner_args, inner_kwargs = arguments.rebuild(wrapped)
-            outputs, spec = flatten(func(*inner_args, **inner_kwargs))
-            outputs = [level.unwrap(x) if isinstance(x, Tensor) else x for x in outputs]
-            for original, stand_in in zip(arguments.leaves, wrapped, strict=True):
-                if isinstance(original, Tensor):
-                    level.write_back(original, stand_in)
-        return unflatten(outputs, spec)
+        return _without_mutations(func, args, kwargs, remove)
 
-    return outside_graphs(pure, like=func)
+    return named_after(pure, like=func)
+
+
+@eager_alone
+def _without_mutations(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], remove: str
+) -> Any:
+    if tracing():
+        return func(*args, **kwargs)  # the compiler takes mutations out itself
+    arguments = Arguments(args, kwargs)
+    with FunctionalLevel(keep_views=remove == "mutations") as level:
+        wrapped = [level.wrap(x) if isinstance(x, Tensor) else x for x in arguments.leaves]
+        inner_args, inner_kwargs = arguments.rebuild(wrapped)
+        outputs, spec = flatten(func(*inner_args, **inner_kwargs))
+        outputs = [level.unwrap(x) if isinstance(x, Tensor) else x for x in outputs]
+        for original, stand_in in zip(arguments.leaves, wrapped, strict=True):
+            if isinstance(original, Tensor):
+                level.write_back(original, stand_in)
+    return unflatten(outputs, spec)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from covector._engine import short
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after
 from covector._linear import Pullback
 from covector._tree import LEAF, Argnames, Argnums, Evaluation
 from covector.errors import Caller
 from covector.transforms._door import accept_scalar, bind, check_function, evaluated, run_short, runner
 
 
-@outside_graphs
+@eager_alone
 def grad(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -55,10 +55,10 @@ def grad(
         result, evaluation = _gradient(caller, args, kwargs, argnums, argnames, has_aux)
         return (result, evaluation.aux_value()) if has_aux else result
 
-    return outside_graphs(gradient, like=func)
+    return named_after(gradient, like=func)
 
 
-@outside_graphs
+@eager_alone
 def grad_and_value(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -83,9 +83,10 @@ def grad_and_value(
         value = evaluation.value()
         return result, ((value, evaluation.aux_value()) if has_aux else value)
 
-    return outside_graphs(gradient_and_value, like=func)
+    return named_after(gradient_and_value, like=func)
 
 
+@eager_alone
 def _gradient(
     caller: Caller,
     args: tuple[Any, ...],

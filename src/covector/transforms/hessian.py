@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.reverse import Run
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, unflatten
@@ -23,7 +23,7 @@ class _ManyOutputs(Exception):
     """The output has too many elements for reverse over reverse to pay."""
 
 
-@outside_graphs
+@eager_alone
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -75,20 +75,23 @@ def hessian(
     options = Options(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("hessian")
-    plain = mode == "auto" and max_memory is None and batch_dim is None and complex is None
 
     def second_derivative(*args: Any, **kwargs: Any) -> Any:
-        answer = _plain if plain else _planned
-        result, second_derivative.plan = answer(caller, options, args, kwargs)  # type: ignore[attr-defined]
+        answer = _plain if options.has_no_extras() else _planned
+        result, plan = answer(caller, options, args, kwargs)
+        if not tracing():
+            second_derivative.plan = plan  # type: ignore[attr-defined]
         return result
 
-    second_derivative.plan = None  # type: ignore[attr-defined]
-    return outside_graphs(second_derivative, like=func)
+    if not tracing():
+        second_derivative.plan = None  # type: ignore[attr-defined]
+    return named_after(second_derivative, like=func)
 
 
 # With the defaults: as little as possible around the work
 
 
+@eager_alone
 def _plain(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
     arguments = request.bind(caller, args, kwargs)
     try:
@@ -159,6 +162,7 @@ def _forward_over_reverse(
 # With any of the options: the Jacobian of the Jacobian, each by its plan
 
 
+@eager_alone
 def _planned(caller: Caller, options: Options, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
     question = Question(caller, options, args, kwargs)
     problem = question.problem

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after
 from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Evaluation
+from covector.errors import Caller
 from covector.transforms._door import check_function
 from covector.transforms._jacobian import Request
 from covector.transforms._second import Gradient, reverse_first
@@ -23,7 +24,7 @@ _NUMBERS_AT_ONCE = 2**22
 Part = Callable[[LinearMap, Tensor, Request], Tensor]
 
 
-@outside_graphs
+@eager_alone
 def hessian_blocks(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -67,13 +68,12 @@ def hessian_blocks(
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_blocks")
 
     def blocks(*args: Any, **kwargs: Any) -> Any:
-        gradient = Gradient(caller, request.bind(caller, args, kwargs), has_aux)
-        return _part_by_part(gradient, _block, request)
+        return _part_by_part(caller, request, args, kwargs, _block)
 
-    return outside_graphs(blocks, like=func)
+    return named_after(blocks, like=func)
 
 
-@outside_graphs
+@eager_alone
 def hessian_diagonal(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -112,14 +112,17 @@ def hessian_diagonal(
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_diagonal")
 
     def diagonal(*args: Any, **kwargs: Any) -> Any:
-        gradient = Gradient(caller, request.bind(caller, args, kwargs), has_aux)
-        return _part_by_part(gradient, _diagonal, request)
+        return _part_by_part(caller, request, args, kwargs, _diagonal)
 
-    return outside_graphs(diagonal, like=func)
+    return named_after(diagonal, like=func)
 
 
-def _part_by_part(gradient: Gradient, part: Part, request: Request) -> Any:
+@eager_alone
+def _part_by_part(
+    caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part
+) -> Any:
     """The part of the Hessian that belongs to each variable, arranged like the selected arguments."""
+    gradient = Gradient(caller, request.bind(caller, args, kwargs), request.has_aux)
     primals = gradient.arguments.primals()
 
     def by_reverse() -> tuple[Sequence[Tensor], Evaluation]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation, flatten, select_all
 from covector.errors import ArgumentTypeError, Caller
 from covector.transforms._door import check_function, check_match, check_primals
 from covector.transforms._second import Gradient, auxiliary, reverse_first, value_of
 
 
-@outside_graphs
+@eager_alone
 def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a scalar function at the primals, and H u for one tangent u.
 
@@ -42,7 +42,7 @@ def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
     return _product(check_function("hvp", func), primals, tangents, "tangent", has_aux)
 
 
-@outside_graphs
+@eager_alone
 def vhp(func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a scalar function at the primals, and v^T H for one cotangent v.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after
 from covector._tree import Argnames, Argnums
+from covector.errors import Caller
 from covector.transforms._door import check_function
 from covector.transforms._jacobian import Request, by_columns
 
 
-@outside_graphs
+@eager_alone
 def jacfwd(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -53,6 +54,11 @@ def jacfwd(
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("jacfwd")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        return by_columns(caller, request.bind(caller, args, kwargs), request)
+        return _columns(caller, request, args, kwargs)
 
-    return outside_graphs(jacobian, like=func)
+    return named_after(jacobian, like=func)
+
+
+@eager_alone
+def _columns(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return by_columns(caller, request.bind(caller, args, kwargs), request)

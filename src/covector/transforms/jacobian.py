@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.messages import writes_to_leaf
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums
@@ -16,7 +16,7 @@ from covector.transforms._plan import Plan, by_sizes
 from covector.transforms._question import Question
 
 
-@outside_graphs
+@eager_alone
 def jacobian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -80,17 +80,13 @@ def jacobian(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("jacobian")
 
-    plain = mode == "auto" and max_memory is None and batch_dim is None and complex is None
-
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        if plain and len(args) == 1 and options.is_plain(args, kwargs):
-            return _by_one_tensor(caller, options, args, jacobian_fn)
-        return _answered(Question(caller, options, args, kwargs), jacobian_fn)
+        return _jacobian(caller, options, args, kwargs, jacobian_fn)
 
-    return _planless(outside_graphs(jacobian_fn, like=func))
+    return _planless(named_after(jacobian_fn, like=func))
 
 
-@outside_graphs
+@eager_alone
 def value_and_jacobian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -121,10 +117,25 @@ def value_and_jacobian(
     ).checked("value_and_jacobian")
 
     def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        question = Question(caller, options, args, kwargs, value=True)
-        return _answered(question, value_and_jacobian_fn)
+        return _value_and_jacobian(caller, options, args, kwargs, value_and_jacobian_fn)
 
-    return _planless(outside_graphs(value_and_jacobian_fn, like=func))
+    return _planless(named_after(value_and_jacobian_fn, like=func))
+
+
+@eager_alone
+def _jacobian(
+    caller: Caller, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Callable[..., Any]
+) -> Any:
+    if len(args) == 1 and options.has_no_extras() and options.is_plain(args, kwargs):
+        return _by_one_tensor(caller, options, args, asked)
+    return _answered(Question(caller, options, args, kwargs), asked)
+
+
+@eager_alone
+def _value_and_jacobian(
+    caller: Caller, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Callable[..., Any]
+) -> Any:
+    return _answered(Question(caller, options, args, kwargs, value=True), asked)
 
 
 def _by_one_tensor(caller: Caller, options: Options, args: tuple[Any, ...], asked: Callable[..., Any]) -> Any:
@@ -151,10 +162,12 @@ def _by_one_tensor(caller: Caller, options: Options, args: tuple[Any, ...], aske
 def _answered(question: Question, asked: Callable[..., Any], pullback: Pullback | None = None) -> Any:
     """The Jacobian for the caller; the function that was called keeps the plan."""
     derived = derive(question.problem, question.options, pullback=pullback)
-    asked.plan = derived.plan  # type: ignore[attr-defined]
+    if not tracing():
+        asked.plan = derived.plan  # type: ignore[attr-defined]
     return question.answer([b for row in derived.blocks for b in row], derived.evaluation, order=1)
 
 
 def _planless(function: Callable[..., Any]) -> Callable[..., Any]:
-    function.plan = None  # type: ignore[attr-defined]
+    if not tracing():
+        function.plan = None  # type: ignore[attr-defined]
     return function

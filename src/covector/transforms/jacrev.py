@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, named_after
 from covector._tree import Argnames, Argnums
+from covector.errors import Caller
 from covector.transforms._door import check_function
 from covector.transforms._jacobian import Request, by_one_tensor, by_rows
 
 
-@outside_graphs
+@eager_alone
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -55,8 +56,13 @@ def jacrev(
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("jacrev")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        if request.is_plain(args, kwargs):
-            return by_one_tensor(caller, args, kwargs, request)
-        return by_rows(caller, request.bind(caller, args, kwargs), request)
+        return _rows(caller, request, args, kwargs)
 
-    return outside_graphs(jacobian, like=func)
+    return named_after(jacobian, like=func)
+
+
+@eager_alone
+def _rows(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if request.is_plain(args, kwargs):
+        return by_one_tensor(caller, args, kwargs, request)
+    return by_rows(caller, request.bind(caller, args, kwargs), request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone
 from covector._linear import Pushforward
 from covector._tree import flatten, select_all, tuple_of, unflatten
 from covector.errors import ArgumentTypeError, OutputError
@@ -19,7 +19,7 @@ from covector.transforms._door import (
 )
 
 
-@outside_graphs
+@eager_alone
 def jvp(
     func: Callable[..., Any],
     primals: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, outside_graphs
 from covector._engine.reverse import LastingScope
 from covector._engine.watch import always_recording
 from covector._linear import Linearized
@@ -19,7 +19,7 @@ from covector.transforms._door import (
 )
 
 
-@outside_graphs
+@eager_alone
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """The value of `func` at the primals, and the map u -> J u there.
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covector._engine import levels, short
-from covector._engine.compiled import outside_graphs
+from covector._engine.compiled import eager_alone, outside_graphs
 from covector._engine.reverse import LastingScope
 from covector._engine.short import ShortRun
 from covector._linear import Pullback
@@ -29,7 +29,7 @@ from covector.transforms._door import (
 Pull = Callable[..., tuple[Any, ...]]
 
 
-@outside_graphs
+@eager_alone
 def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of `func` at the primals, and the map v -> J^T v there.
 

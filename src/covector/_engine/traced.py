@@ -1,0 +1,73 @@
+"""Reverse mode, forward mode and batches while dynamo traces the program.
+
+Here every step is a function that dynamo knows: those that enter and leave a nesting level, wrap a tensor for
+it, and pull back. Nothing can be asked of the autograd graph or of values: the tensors are descriptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as stack
+from torch._functorch import eager_transforms as peer
+
+from covector._engine import levels
+from covector._engine.attention import differentiable_attention
+from covector._tree import Evaluation
+
+
+class TracedScope:
+    """Reverse mode on a nesting level, as `reverse.LevelScope`, in steps that dynamo knows."""
+
+    dead_end = once = custom = singly = shared = False
+
+    def __enter__(self) -> Self:
+        self._nested = levels.traced_inside()
+        self._grad_enabled = torch.is_grad_enabled()
+        self._number = stack._grad_increment_nesting()
+        torch._C._set_grad_enabled(True)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._set_grad_enabled(self._grad_enabled)
+        stack._grad_decrement_nesting()
+
+    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
+        inner = [levels.wrap(leaf, self._number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for index in chosen:
+            inner[index] = peer._create_differentiable(inner[index], self._number)
+        return inner
+
+    def track(self, tensor: Tensor) -> Tensor:
+        """This new tensor as a leaf to differentiate by."""
+        return peer._create_differentiable(tensor, self._number)
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Whether somebody could differentiate what a pull computes."""
+        return True
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as the caller may have it, once the level is left."""
+        return levels.unwrap_if_dead(tensor)
+
+    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+        """What was pulled back to a variable (the first of `related`), batched where that is."""
+        closed = self.close(pulled)
+        return closed + torch.zeros_like(levels.unwrap_if_dead(related[0])) if self._nested else closed
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it."""
+        return levels.unwrap_if_dead(output)
+
+
+def run_without_fused_attention(run: Callable[[list[Any]], Evaluation], leaves: list[Any]) -> Evaluation:
+    """The function on these leaves; fused attention, which has no second derivative, is not tried first.
+
+    Elsewhere that is tried, and done again without it where it fails; dynamo does not do a thing twice.
+    """
+    with differentiable_attention():
+        return run(leaves)

@@ -1,0 +1,300 @@
+"""Inside `torch.compile`: every verb is traced into one graph, with the numbers that it gives eagerly."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
+
+import covector
+
+torch.manual_seed(0)
+DOUBLE = {"dtype": torch.float64}
+x = torch.randn(4, **DOUBLE)
+u = torch.randn(4, **DOUBLE)
+rows = torch.randn(5, 4, **DOUBLE)
+weight = torch.randn(4, **DOUBLE, requires_grad=True)
+net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
+module, params = covector.as_function(net)
+CAPTURED = [weight, *net.parameters()]
+
+
+def energy(x):
+    return (x.sin() * weight * x).sum()
+
+
+def loss(x):
+    return net(x).square().sum()
+
+
+def total(params, x):
+    return module(params, x).sum()
+
+
+def square(x):
+    return x * x * weight
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def in_place(x):
+    y = x.clone()
+    y[0] = y[1] * 2
+    return y.mul_(weight)
+
+
+def attention(x):
+    q = x.view(1, 1, 2, 2)
+    return torch.nn.functional.scaled_dot_product_attention(q, 2 * q, q)
+
+
+def batched(function):
+    return lambda x: torch.vmap(function)(x * rows)
+
+
+# By group: what is compiled together, as one function of x.
+TABLE = {
+    "gradients": {
+        "grad": covector.grad(energy),
+        "of a module": covector.grad(loss),
+        "of a gradient": lambda x: covector.grad(lambda y: covector.grad(energy)(y).sum())(x),
+        "with value": covector.grad_and_value(energy),
+        "with aux": covector.grad(lambda x: (energy(x), {"double": x * 2}), has_aux=True),
+        "by a dict": lambda x: covector.grad(lambda p: (p["a"] * p["b"]).sum())({"a": x, "b": 2 * weight}),
+        "by name": lambda x: covector.grad(lambda a, *, b: (a * b).sum(), argnames="b")(x, b=x + 1),
+        "by parameters": lambda x: covector.grad(lambda p: module(p, x).sum())(params),
+        "custom Function": lambda x: covector.grad(lambda x: (StraightThrough.apply(x) * x).sum())(x),
+        "with torch's": lambda x: torch.func.grad(lambda y: covector.grad(energy)(y).sum())(x),
+    },
+    "products": {
+        "vjp": lambda x: covector.vjp(net, x)[1](torch.ones(2, **DOUBLE)),
+        "jvp": lambda x: covector.jvp(net, (x,), (u,)),
+        "jvp of jvp": lambda x: covector.jvp(lambda y: covector.jvp(energy, (y,), (u,))[1], (x,), (u,)),
+        "jvp of grad": lambda x: covector.jvp(covector.grad(energy), (x,), (u,)),
+        "grad of jvp": lambda x: covector.grad(lambda y: covector.jvp(energy, (y,), (u,))[1])(x),
+        "hvp": lambda x: covector.hvp(energy, (x,), (u,)),
+        "linearize": lambda x: covector.linearize(net, x)[1](u),
+        "complex": lambda x: covector.vjp(lambda z: z * z, torch.complex(x, x))[1](torch.complex(x, u)),
+        "functionalize": covector.functionalize(lambda x: x.clone().add_(1)),
+    },
+    "Jacobians": {
+        "jacrev": covector.jacrev(net),
+        "jacfwd": covector.jacfwd(net),
+        "jacfwd in chunks": covector.jacfwd(net, chunk_size=3),
+        "jacobian": covector.jacobian(net),
+        "of samples": lambda x: covector.jacobian(net, batch_dim=0)(x * rows),
+        "holomorphic": lambda x: covector.jacobian(torch.sin, complex="holomorphic")(torch.complex(x, u)),
+        "in place": covector.jacfwd(in_place),
+        "constant": covector.jacfwd(lambda x: weight.clone()),
+        "same draw": covector.jacfwd(lambda x: torch.dropout(x, 0.0, train=True), randomness="same"),
+    },
+    "second derivatives": {
+        "hessian": covector.hessian(energy),
+        "forward over reverse": covector.hessian(energy, mode="forward"),
+        "diagonal": covector.hessian_diagonal(energy),
+        "hessian of hessian": covector.hessian(covector.hessian(loss)),
+        "attention": covector.hessian(lambda x: attention(x).sum()),
+    },
+    "batches": {
+        "grad": batched(covector.grad(energy)),
+        "vjp": batched(lambda x: covector.vjp(net, x)[1](torch.ones(2, **DOUBLE))),
+        "jvp": batched(lambda x: covector.jvp(energy, (x,), (u,))),
+        "jacrev": batched(covector.jacrev(net)),
+        "jacfwd": batched(covector.jacfwd(lambda x: 2 * x * weight + 1)),
+        "hessian": batched(covector.hessian(energy)),
+        "linearize": batched(lambda x: covector.linearize(energy, x)[1](u)),
+        "per sample": lambda x: torch.vmap(covector.grad(total), (None, 0))(params, x * rows),
+    },
+    "functional": {
+        "jacobian": lambda x: covector.functional.jacobian(lambda a, b: (a * b, a.sum()), (x, x + 1)),
+        "hessian": lambda x: covector.functional.hessian(energy, x, create_graph=True),
+        "jvp": lambda x: covector.functional.jvp(net, x, u),
+        "in a batch": batched(lambda x: covector.functional.jacobian(square, x, create_graph=True)),
+    },
+}  # fmt: skip
+
+# The same verbs otherwise, which takes a while to compile.
+MORE = {
+    "products, more": {
+        "vhp": lambda x: covector.vhp(energy, (x,), (u,)),
+    },
+    "Jacobians, more": {
+        "with value": covector.value_and_jacobian(net),
+        "named tuple": covector.jacrev(lambda x: Pair(x * weight, x.sum())),
+        "one number": lambda x: covector.jacfwd(lambda a: a * 2)(x[:1]),
+        "aux": covector.jacfwd(lambda x: (x * weight, {"more": x + 1, "number": 3}), has_aux=True),
+        "several arguments": lambda x: covector.jacrev(lambda a, b: a * b * weight, argnums=(0, 1))(x, x + 1),
+        "attention": covector.jacfwd(attention),
+        "jacrev in chunks": covector.jacrev(net, chunk_size=1),
+        "nothing": lambda x: covector.jacrev(lambda a: a * 2)(x[:0]),
+    },
+    "second derivatives, more": {
+        "of several outputs": covector.hessian(net),
+        "blocks": covector.hessian_blocks(energy),
+        "of a linear function": covector.hessian(lambda x: (x * weight).sum()),
+    },
+    "functional, more": {
+        "forward": lambda x: covector.functional.jacobian(
+            net, x, strategy="forward-mode", vectorize=True
+        ),
+        "vjp": lambda x: covector.functional.vjp(net, x, torch.ones(2, **DOUBLE)),
+        "hvp": lambda x: covector.functional.hvp(energy, x, u),
+        "vhp": lambda x: covector.functional.vhp(energy, x, u),
+    },
+}  # fmt: skip
+
+
+def by_captured(result):
+    """The gradient of all that is in a result by the captured tensors."""
+    total = sum(leaf.sum() for leaf in tree_leaves(result) if getattr(leaf, "requires_grad", False))
+    return torch.autograd.grad(total, CAPTURED, materialize_grads=True)
+
+
+def check_in_one_graph(functions):
+    """Also after a captured weight was changed in place, and by the captured weights."""
+
+    def together(x):
+        return {name: function(x) for name, function in functions.items()}
+
+    expected = together(x)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(together, fullgraph=True, backend=counter)
+    assert_close(compiled(x), expected)
+    with torch.no_grad():
+        weight.mul_(1.5)
+        net[0].weight.mul_(0.5)
+    result, expected = compiled(2 * x), together(2 * x)
+    assert_close(result, expected)
+    assert_close(by_captured(result), by_captured(expected))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected", "ignore:.*no forward-mode rule")
+@pytest.mark.parametrize("group", TABLE)
+def test_one_graph_with_the_right_numbers(group):
+    """Every verb, alone, composed and in batches."""
+    check_in_one_graph(TABLE[group])
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.*no forward-mode rule")
+@pytest.mark.parametrize("group", MORE)
+def test_more_in_one_graph(group):
+    """The same for what differs less."""
+    check_in_one_graph(MORE[group])
+
+
+def test_a_transform_itself_is_compiled():
+    """As `torch.compile(covector.grad(f))`, for new shapes and other functions too."""
+    torch._dynamo.reset()
+    for function in (lambda x: (x.sin() * x).sum(), lambda x: x.prod()):
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(covector.grad(function), fullgraph=True, backend=counter)
+        for size in (3, 5, 6):
+            point = torch.linspace(1, 2, size)
+            assert_close(compiled(point), covector.grad(function)(point))
+        assert counter.frame_count <= 2  # the second shape makes the graph one for any
+
+
+def test_sizes_that_are_unknown():
+    """`dynamic=True` compiles once for all sizes."""
+    for verb in (covector.jacrev, covector.jacfwd):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(verb(torch.sin), fullgraph=True, dynamic=True, backend=counter)
+        for size in (3, 5):
+            assert_close(compiled(torch.ones(size)), verb(torch.sin)(torch.ones(size)))
+        assert counter.frame_count == 1
+
+
+class Force(torch.nn.Module):
+    """A module with a derivative inside, which trains by its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.potential = torch.nn.Linear(3, 3)
+        self.sign = 1
+
+    def forward(self, x):
+        return covector.grad(lambda y: self.sign * self.potential(y).sin().sum())(x) + x
+
+
+def test_a_module_that_uses_a_verb_trains():
+    """The gradient by its parameters is right, and another value in it is noticed."""
+    force, point = Force(), torch.ones(3)
+    torch._dynamo.reset()
+    compiled = torch.compile(force, fullgraph=True, backend="aot_eager")
+    for sign in (1, -1):
+        force.sign = sign
+        expected = torch.autograd.grad(force(point).sum(), list(force.parameters()))
+        assert_close(compiled(point), force(point))
+        assert_close(torch.autograd.grad(compiled(point).sum(), list(force.parameters())), expected)
+
+
+def test_export():
+    """A module that uses a verb is exported."""
+
+    class Slope(torch.nn.Module):
+        def forward(self, x):
+            return covector.grad(lambda y: (y.sin() * y).sum())(x) + x
+
+    exported = torch.export.export(Slope(), (torch.ones(3),))
+    assert_close(exported.module()(torch.zeros(3)), Slope()(torch.zeros(3)))
+
+
+def branching(x):
+    if x.sum() > 0:
+        return (x.sin() * weight).sum()
+    return (x.cos() * weight).sum()
+
+
+def test_a_branch_on_values():
+    """With `fullgraph` the error names the line; without, the whole transform is run eagerly."""
+
+    def everything(x):
+        y = 2 * x
+        value, pull = covector.vjp(branching, y)
+        return (
+            covector.grad(branching)(y) + 1,
+            covector.jacrev(lambda a: branching(a) * a)(y),
+            covector.jacfwd(lambda a: branching(a) * a)(y),
+            covector.jacobian(branching)(y),
+            covector.hessian(branching)(y),
+            covector.hessian_diagonal(branching)(y),
+            covector.linearize(branching, y)[1](y),
+            covector.functional.jacobian(branching, y),
+            pull(value),
+        )
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"test_inside_compile.py\", line \d+, in branching"):
+        torch.compile(covector.grad(branching), fullgraph=True, backend="aot_eager")(x)
+    compiled = torch.compile(everything, backend="aot_eager")
+    for point in (x, -x):
+        assert_close(compiled(point), everything(point))
+    compiled = torch.compile(covector.grad(branching), backend="aot_eager")
+    for point in (x, -x):
+        assert_close(compiled(point), covector.grad(branching)(point))
+
+
+def test_a_memory_limit_is_refused():
+    """Nothing can be measured while a program is traced."""
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"max_memory cannot be kept to inside torch.compile"):
+        torch.compile(covector.jacobian(torch.sin, max_memory="1 MB"), fullgraph=True, backend="eager")(x)
