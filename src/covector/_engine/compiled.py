@@ -20,10 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # By identity: a code object hashes all that it holds, each time it is asked.
 _transforms: dict[int, CodeType] = {}
+_left_alone: dict[int, CodeType] = {}
 
 _DISABLED = {
     "_torchdynamo_disable": True,
-    "_torchdynamo_disable_msg": "covector recorded this map before, outside of the compiled function",
+    "_torchdynamo_disable_msg": "covector runs this eagerly: it was made outside of what is compiled",
 }
 
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -46,32 +47,34 @@ def eager_alone(function: F) -> F:
     return function
 
 
-def named_after(function: F, like: Any = None) -> F:
+def named_after(function: F, like: Any) -> F:
     """Name a function that a verb made after the one that it was made from."""
     if tracing():
         return function  # it ends with the trace
-    if like is not None:
-        # functools.update_wrapper by hand: transforms are made anew for most calls.
-        function.__name__ = getattr(like, "__name__", None) or type(like).__name__
-        function.__qualname__ = getattr(like, "__qualname__", function.__name__)
-        function.__doc__ = getattr(like, "__doc__", None)
-        function.__wrapped__ = like  # type: ignore[attr-defined]
+    # functools.update_wrapper by hand: transforms are made anew for most calls.
+    function.__name__ = getattr(like, "__name__", None) or type(like).__name__
+    function.__qualname__ = getattr(like, "__qualname__", function.__name__)
+    function.__doc__ = getattr(like, "__doc__", None)
+    function.__wrapped__ = like  # type: ignore[attr-defined]
     code = function.__code__
     if id(code) not in _transforms:
         _transforms[id(code)] = code
     return function
 
 
-def outside_graphs(function: F) -> F:
-    """Mark a function as one that compiled code calls eagerly: it holds a graph that was recorded eagerly.
+def outside_graphs(function: F, like: Any = None) -> F:
+    """Mark a function as one that compiled code calls eagerly, and name it after `like`.
 
-    Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
+    For what cannot be traced: a map that holds a graph which was recorded before, a plan that is made from
+    values. Nothing is wrapped and nothing is imported; the public `torch.compiler.disable` does both.
     """
     if tracing():
         return function  # made by what is traced, so part of it
+    if like is not None:
+        named_after(function, like)
     function.__dict__.update(_DISABLED)
     code = function.__code__
-    if id(code) not in _transforms:
-        _transforms[id(code)] = code
+    if id(code) not in _left_alone:
+        _left_alone[id(code)] = _transforms[id(code)] = code
         set_code_exec_strategy(code, _EAGER)
     return function
