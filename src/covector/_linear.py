@@ -103,7 +103,9 @@ class LinearMap:
         return gathered.whole()
 
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
-        return batched(self.apply, stacks, randomness)
+        images = batched(self.apply, stacks, randomness)
+        # With a dual level open everything is recorded, for the sake of tangents that there may be.
+        return _released(images) if levels.dual_level_open() else images
 
     def _looped(self, stacks: Tensors, randomness: str) -> Tensors:
         return looped(self.apply, stacks)
@@ -204,6 +206,11 @@ class Gathered:
     def whole(self) -> Tensors:
         """All of them, stacked along the first axis."""
         return self._whole if self._whole is not None else _joined(self._chunks)
+
+
+def _released(images: Tensors) -> Tensors:
+    """Images without graphs that lead nowhere, once no transform is left that could need them."""
+    return images if levels.active() else [reverse.released(image) for image in images]
 
 
 def _joined(chunks: list[Tensors]) -> Tensors:
@@ -317,7 +324,7 @@ class Pushforward(LinearMap):
     def _settled(self, pushed: forward.Pushed) -> Tensors:
         """What was pushed forward, batched where a primal is."""
         if not levels.active():
-            return [reverse.released(image) for image in pushed.filled()]
+            return _released(pushed.filled())
         primals = self._arguments.primals()
         return [levels.in_batches_of(image, primals) for image in pushed.filled()]
 
@@ -334,7 +341,7 @@ class Pushforward(LinearMap):
                 self._without_rule(error)
             else:
                 if not self._tangent_lost(pushed):
-                    return images if levels.active() else [reverse.released(image) for image in images]
+                    return _released(images)
         assert self._other is not None
         return batched(self._other, stacks, randomness)
 

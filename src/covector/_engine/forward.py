@@ -78,7 +78,15 @@ def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Se
             primal, tangent = _unpack_dual(output, level=0)
             outputs.append(primal)
             pushed.append(tangent)
+        if aux:
+            aux = [_primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
+
+
+def _primal(tensor: Tensor) -> Tensor:
+    """The tensor without its tangent, which another thread may keep alive."""
+    primal, tangent = _unpack_dual(tensor, level=0)
+    return tensor if tangent is None else primal
 
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:

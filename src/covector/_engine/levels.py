@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -161,26 +162,60 @@ class GradLevel:
             stack.set_inplace_requires_grad_allowed(allowed)
 
 
+class _SharedLevel:
+    """Torch's dual level, which all threads of a process share: who leaves it last closes it.
+
+    To close it takes the tangents from all tensors, whichever thread they belong to.
+    """
+
+    __slots__ = ("_level", "_lock", "_users")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+
+    def join(self) -> bool:
+        """Open the level, or stay in the one that is open; False if that is not ours to close."""
+        with self._lock:
+            # torch.func.jvp reads this counter to know that a dual level is open.
+            peer.JVP_NESTING += 1
+            if not self._users:
+                if dual_level_open():
+                    return False
+                # What forward_ad.enter_dual_level does, without its imports in every call.
+                self._level = torch._C._enter_dual_level()
+                forward_ad._current_level = self._level
+            self._users += 1
+            return True
+
+    def leave(self, *, joined: bool) -> None:
+        """Undo what `join` did, given its answer."""
+        with self._lock:
+            peer.JVP_NESTING -= 1
+            if joined:
+                self._users -= 1
+                if not self._users:
+                    forward_ad._current_level = self._level - 1
+                    torch._C._exit_dual_level(level=self._level)
+
+
+_shared = _SharedLevel()
+
+
 class DualLevel:
     """Forward mode without a nesting level: for the outermost push of a program."""
 
-    __slots__ = ("_level", "_mode")
+    __slots__ = ("_joined", "_mode")
 
     def __enter__(self) -> Self:
         self._mode = torch._C._is_fwd_grad_enabled()
         if not self._mode:
             torch._C._set_fwd_grad_enabled(True)
-        # What forward_ad.enter_dual_level does, without its imports in every call.
-        self._level = torch._C._enter_dual_level()
-        forward_ad._current_level = self._level
-        # torch.func.jvp reads this counter to know that a dual level is open.
-        peer.JVP_NESTING += 1
+        self._joined = _shared.join()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        peer.JVP_NESTING -= 1
-        torch._C._exit_dual_level(level=self._level)
-        forward_ad._current_level = self._level - 1
+        _shared.leave(joined=self._joined)
         if not self._mode:
             torch._C._set_fwd_grad_enabled(False)
 
@@ -200,27 +235,15 @@ def traced_jvp_level() -> Iterator[int]:
 class JvpLevel:
     """A level on which forward mode carries tangents, whatever else is going on."""
 
-    __slots__ = ("_dual", "_mode", "number")
+    __slots__ = ("_dual", "number")
 
     def __enter__(self) -> Self:
         self.number = stack._jvp_increment_nesting()
-        self._mode = torch._C._is_fwd_grad_enabled()
-        self._dual = None
-        if dual_level_open():
-            peer.JVP_NESTING += 1
-            if not self._mode:
-                torch._C._set_fwd_grad_enabled(True)
-        else:
-            self._dual = DualLevel().__enter__()
+        self._dual = DualLevel().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._dual is not None:
-            self._dual.__exit__(*exception)
-        else:
-            peer.JVP_NESTING -= 1
-            if not self._mode:
-                torch._C._set_fwd_grad_enabled(False)
+        self._dual.__exit__(*exception)
         stack._jvp_decrement_nesting()
 
 
@@ -288,5 +311,15 @@ class FunctionalLevel:
 
 
 def dual_level_open() -> bool:
-    """Whether a forward-mode level is open, the user's own included."""
+    """Whether a forward-mode level is open, the user's own and those of other threads included."""
     return forward_ad._current_level >= 0
+
+
+def tangent_of(tensor: Tensor) -> Tensor | None:
+    """The tangent that forward mode carries with this tensor, if a level is open."""
+    try:
+        return forward_ad.unpack_dual(tensor).tangent
+    except RuntimeError:
+        if dual_level_open():
+            raise
+        return None  # the last thread left the level meanwhile

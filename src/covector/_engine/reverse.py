@@ -29,11 +29,11 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     if tracing():
         return tensor.detach()
     if forward_ad._current_level >= 0:
-        primal, tangent = forward_ad.unpack_dual(tensor)
+        tangent = levels.tangent_of(tensor)
         if tangent is not None:
             if not (keep_graph_of_tangent and graph.leads_outside(tangent)):
                 tangent = tangent.detach()
-            return forward_ad.make_dual(primal.detach(), tangent)
+            return forward_ad.make_dual(forward_ad.unpack_dual(tensor).primal.detach(), tangent)
     return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
 
 
