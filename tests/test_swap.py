@@ -1,5 +1,6 @@
 """`swap`: covector answers for torch, however torch's names were imported, and everything is put back."""
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -169,3 +170,22 @@ def test_something_else_was_there_first(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"torch.func.vjp is .*<lambda>"), covector.swap():
         pass
     monkeypatch.undo()
+
+
+def compiled_once(a):
+    _, pull = torch.func.vjp(torch.sin, a)
+    gradient = torch.func.grad(lambda b: (b**2).sum(), argnums=0)(a)
+    return gradient + pull(a)[0] + jacrev(torch.sin)(a).sum(0) + torch.func.jvp(torch.sin, (a,), (a,))[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("inside_first", [False, True])
+def test_inside_compile(inside_first):
+    """Compiled code in one graph: before, inside and after a swap, in any order."""
+    point = x.detach()
+    expected = 2 * point + 2 * point * point.cos() + point.cos()
+    for swapped in (inside_first, not inside_first, inside_first):
+        torch.compiler.reset()
+        with covector.swap() if swapped else contextlib.nullcontext():
+            result = torch.compile(compiled_once, fullgraph=True, backend="eager")(point)
+        torch.testing.assert_close(result, expected)

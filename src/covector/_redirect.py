@@ -17,6 +17,9 @@ from threading import RLock
 from types import FunctionType
 from typing import Any
 
+import torch
+
+from covector._engine.compiled import forget_signature
 from covector.errors import UnsupportedError, describe_origin
 
 Answer = Callable[..., Any]
@@ -58,6 +61,9 @@ def redirect(functions: Mapping[str, tuple[Any, Answer]]) -> Iterator[None]:
 def answer(label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the exchanged code of a function calls."""
     __tracebackhide__ = True
+    if torch.compiler.is_compiling():
+        # What a compiler traces is the function's own code, which it may know.
+        return _redirected[label].twin(*args, **kwargs)
     with _lock:
         entry = _redirected[label]
         # None answers if the redirection ended on another thread between the call and here.
@@ -95,6 +101,7 @@ def _exchange(label: str, function: Any) -> _Redirected:
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     function.__defaults__ = function.__kwdefaults__ = None
     function.__code__ = _asking(label, function.__name__)
+    forget_signature(function)
     return _Redirected(function, twin)
 
 
@@ -107,6 +114,7 @@ def _release(label: str, token: object) -> None:
     function.__code__, function.__defaults__ = twin.__code__, twin.__defaults__
     function.__kwdefaults__ = twin.__kwdefaults__
     del function.__signature__  # type: ignore[attr-defined]
+    forget_signature(function)
 
 
 def _asking(label: str, name: str) -> Any:

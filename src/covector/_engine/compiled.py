@@ -7,8 +7,9 @@ ask nothing of the autograd graph, which is not there yet while it traces.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -28,6 +29,12 @@ _DISABLED = {
 }
 
 _EAGER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+
+def forget_signature(function: FunctionType) -> None:
+    """Have `torch.compile` look at a function's parameters again: its code was exchanged."""
+    loaded = sys.modules.get("torch._dynamo.variables.functions")
+    getattr(loaded, "_spec_cache", {}).pop(function, None)
 
 
 def is_transform(function: Any) -> bool:

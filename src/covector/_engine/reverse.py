@@ -92,7 +92,7 @@ class PlainScope:
             if tensor.requires_grad:
                 inner[index] = _alias(tensor)
             else:
-                self._leaves.append(tensor.requires_grad_())
+                self._leaves.append(graph.open_leaf(tensor))
         return inner
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class PlainScope:
 
     def track(self, tensor: Tensor) -> Tensor:
         """This new tensor as a leaf to differentiate by."""
-        self._leaves.append(tensor.requires_grad_())
+        self._leaves.append(graph.open_leaf(tensor))
         return tensor
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from covector._engine import graph, levels
+from covector._engine import captured, graph, levels
 from covector._engine.reverse import PlainScope, Recording, lasting, resumed
 from covector._tree import Evaluation
 
@@ -41,13 +41,16 @@ class ShortRun:
         for value in args:
             inner.append(value.detach())
         for index in chosen:
-            variables.append(inner[index].requires_grad_())
+            variables.append(graph.open_leaf(inner[index]))
         self._connected = connected = torch.is_grad_enabled()
         self.variables = variables
         if not connected:
             torch._C._set_grad_enabled(True)
         try:
             self.returned = function(*inner)
+        except BaseException:
+            captured.written(function, inner)
+            raise
         finally:
             torch._C._set_grad_enabled(connected)
             for variable in variables:

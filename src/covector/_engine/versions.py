@@ -74,6 +74,7 @@ NEEDED = (
     "torch._library.autograd",
     # tensors and their memory
     "torch.Tensor._backward_hooks",
+    "torch.Tensor._base",
     "torch.Tensor._indices",
     "torch.Tensor._is_zerotensor",
     "torch.Tensor._values",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from covector._engine import levels, reverse
+from covector._engine import captured, levels, reverse
 from covector._engine.compiled import tracing
 from covector._tree import LEAF, Arguments, Evaluation, flatten, select_all
 from covector.errors import (
@@ -19,7 +19,7 @@ from covector.errors import (
     OutputError,
     StrictError,
 )
-from covector.transforms._door import explained, summary
+from covector.transforms._door import check_captured, explained, summary
 
 Tensors = list[Tensor]
 
@@ -128,8 +128,12 @@ def runner(call: Call, accept: Callable[[Call, Evaluation], None]) -> reverse.Ru
     def run(leaves: list[Any]) -> Evaluation:
         try:
             returned = function(*leaves)
-        except RuntimeError as error:
-            raise explained(caller, error) from error
+        except BaseException as error:
+            captured.written(function, leaves)
+            if isinstance(error, RuntimeError):
+                raise explained(caller, error) from error
+            raise
+        check_captured(caller, leaves)
         evaluation = _evaluation(caller, returned)
         if call.strict:
             _check_recorded(caller, evaluation)

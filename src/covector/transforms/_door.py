@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covector._engine import messages
+from covector._engine import captured, messages
 from covector._engine.reverse import Run
 from covector._engine.short import ShortRun
 from covector._tree import (
@@ -115,8 +115,12 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
         args, kwargs = arguments.rebuild(leaves)
         try:
             returned = function(*args, **kwargs)
-        except RuntimeError as error:
-            raise explained(caller, error) from error
+        except BaseException as error:
+            captured.written(function, leaves)
+            if isinstance(error, RuntimeError):
+                raise explained(caller, error) from error
+            raise
+        check_captured(caller, leaves)
         return evaluated(caller, returned, accept, has_aux=has_aux)
 
     return run
@@ -143,9 +147,23 @@ def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -
 def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> ShortRun:
     """The caller's function on these tensors, the short way."""
     try:
-        return ShortRun(caller.function, args, chosen)
+        run = ShortRun(caller.function, args, chosen)
     except RuntimeError as error:
         raise explained(caller, error) from error
+    check_captured(caller, run.variables)
+    return run
+
+
+def check_captured(caller: Caller, leaves: Sequence[Any]) -> None:
+    """The function, which was run on these leaves, wrote nothing of them to a tensor from outside."""
+    name = captured.written(caller.function, leaves)
+    if name is not None:
+        raise UnsupportedError(
+            f"{caller}: the function wrote a value that depends on its inputs to {name}, a captured tensor, "
+            f"which would carry a part of this derivative away. If {name} is to record a value, write a "
+            f".detach()ed one to it; if the result depends on it, pass it as an argument or work on a "
+            f".clone() of it."
+        )
 
 
 def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
