@@ -23,12 +23,16 @@ def written(function: Any, leaves: Sequence[Any]) -> str | None:
     """
     own, first = None, None
     for tensor, name in _captured(function):
-        if version(tensor) and (tensor.grad_fn is not None or levels.dual_level_open()):
+        if _was_written(tensor) and (tensor.grad_fn is not None or levels.dual_level_open()):
             own = _Own.among(leaves) if own is None else own
             if own.marked(tensor):
                 _clean(tensor)
                 first = name if first is None else first
     return first
+
+
+def _was_written(tensor: Tensor) -> bool:
+    return not tensor.is_inference() and version(tensor) > 0
 
 
 class _Own(NamedTuple):
