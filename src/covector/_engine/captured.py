@@ -131,4 +131,4 @@ def _add_parts(module: Module, name: str, pending: list[tuple[Any, str]]) -> Non
 
 
 def _is_torch(value: Any) -> bool:
-    return type(value) is FunctionType and value.__module__.startswith("torch")
+    return type(value) is FunctionType and (value.__module__ or "").startswith("torch")
