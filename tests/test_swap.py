@@ -181,8 +181,13 @@ def compiled_once(a):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inside_first", [False, True])
 def test_inside_compile(inside_first):
-    """Compiled code in one graph: before, inside and after a swap, in any order."""
+    """Compiled code in one graph: before, inside and after a swap, in any order; covector answers inside."""
     point = x.detach()
+    with covector.swap():
+        by_name = torch.compile(
+            lambda a: early(scaled, argnames="scale")(a, scale=a), fullgraph=True, backend="eager"
+        )
+        torch.testing.assert_close(by_name(point), point**2)
     expected = 2 * point + 2 * point * point.cos() + point.cos()
     for swapped in (inside_first, not inside_first, inside_first):
         torch.compiler.reset()

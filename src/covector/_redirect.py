@@ -17,9 +17,7 @@ from threading import RLock
 from types import FunctionType
 from typing import Any
 
-import torch
-
-from covector._engine.compiled import forget_signature
+from covector._engine.compiled import forget_signature, tracing
 from covector.errors import UnsupportedError, describe_origin
 
 Answer = Callable[..., Any]
@@ -36,6 +34,22 @@ class _Redirected:
     function: FunctionType
     twin: FunctionType
     answers: dict[object, Answer] = field(default_factory=dict)
+    last: Answer = field(init=False)
+    """Who answers now: the last one to begin, of those that have not ended."""
+
+    def __post_init__(self) -> None:
+        self.last = self.twin
+
+    def begin(self, token: object, answer: Answer) -> None:
+        """One redirection more."""
+        self.answers[token] = self.last = answer
+
+    def end(self, token: object) -> bool:
+        """One redirection less; whether it was the last."""
+        if self.answers.pop(token, None) is None:
+            return False
+        self.last = next(reversed(self.answers.values()), self.twin)
+        return not self.answers
 
 
 @contextmanager
@@ -50,7 +64,7 @@ def redirect(functions: Mapping[str, tuple[Any, Answer]]) -> Iterator[None]:
             for label, (function, answer) in functions.items():
                 if label not in _redirected or not _redirected[label].answers:
                     _redirected[label] = _exchange(label, function)
-                _redirected[label].answers[token] = answer
+                _redirected[label].begin(token, answer)
         yield
     finally:
         with _lock:
@@ -61,14 +75,10 @@ def redirect(functions: Mapping[str, tuple[Any, Answer]]) -> Iterator[None]:
 def answer(label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the exchanged code of a function calls."""
     __tracebackhide__ = True
-    if torch.compiler.is_compiling():
-        # What a compiler traces is the function's own code, which it may know.
-        return _redirected[label].twin(*args, **kwargs)
-    with _lock:
-        entry = _redirected[label]
-        # None answers if the redirection ended on another thread between the call and here.
-        last = next(reversed(entry.answers.values()), entry.twin)
-    return (entry.twin if _undisturbed.get() else last)(*args, **kwargs)
+    entry = _redirected[label]
+    # Dynamo knows no context variables, and compares with nothing.
+    undisturbed = not tracing() and _undisturbed.get()
+    return (entry.twin if undisturbed else entry.last)(*args, **kwargs)
 
 
 def undisturbed(label: str, function: Answer) -> Answer:
@@ -108,7 +118,7 @@ def _exchange(label: str, function: Any) -> _Redirected:
 def _release(label: str, token: object) -> None:
     """One redirection less; the last one puts the code back."""
     entry = _redirected.get(label)
-    if entry is None or entry.answers.pop(token, None) is None or entry.answers:
+    if entry is None or not entry.end(token):
         return
     function, twin = entry.function, entry.twin
     function.__code__, function.__defaults__ = twin.__code__, twin.__defaults__

@@ -47,8 +47,8 @@ def swap() -> Iterator[None]:
     These are `torch.autograd.gradcheck` and `gradgradcheck`, `torch.autograd.functional`, and the
     transforms of `torch.func`. Torch's functions themselves are redirected, so it does not matter how
     or when they were imported. It holds for the whole process, all threads included. Afterwards everything
-    is as before, also after an exception; swaps may be nested and may overlap. What `torch.compile` traces is
-    torch's own code, which it knows.
+    is as before, also after an exception; swaps may be nested and may overlap. It also holds for what
+    `torch.compile` traces inside.
 
     Raises:
         UnsupportedError: something else has replaced one of torch's functions already.

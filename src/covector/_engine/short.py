@@ -33,7 +33,10 @@ def applies(args: Sequence[Any]) -> bool:
 class ShortRun:
     """One run of a function on leaves of its own, some of which (`chosen`) are to be differentiated by."""
 
-    __slots__ = ("_connected", "_shared", "returned", "variables")
+    __slots__ = ("_connected", "_shared", "returned", "variables", "written")
+
+    written: str | None
+    """The name of a captured tensor to which the function wrote what depends on the variables."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
         before = lasting()
@@ -48,14 +51,12 @@ class ShortRun:
             torch._C._set_grad_enabled(True)
         try:
             self.returned = function(*inner)
-        except BaseException:
-            captured.written(function, inner)
-            raise
         finally:
             torch._C._set_grad_enabled(connected)
             for variable in variables:
                 graph.close_leaf(variable)
             self._shared = lasting() != before
+            self.written = captured.written(function, inner)
 
     def shown(self) -> Tensor | None:
         """What was returned, without its graph; None where more than that has to be looked at."""

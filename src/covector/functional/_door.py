@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from covector._engine import captured, levels, reverse
+from covector._engine import levels, reverse
 from covector._engine.compiled import tracing
 from covector._tree import LEAF, Arguments, Evaluation, flatten, select_all
 from covector.errors import (
@@ -19,7 +19,7 @@ from covector.errors import (
     OutputError,
     StrictError,
 )
-from covector.transforms._door import check_captured, explained, summary
+from covector.transforms._door import called, summary
 
 Tensors = list[Tensor]
 
@@ -123,18 +123,9 @@ def place(name: str, position: int, value: Any) -> str:
 def runner(call: Call, accept: Callable[[Call, Evaluation], None]) -> reverse.Run:
     """The caller's function on its inputs, the result checked."""
     caller = call.caller
-    function = caller.function
 
     def run(leaves: list[Any]) -> Evaluation:
-        try:
-            returned = function(*leaves)
-        except BaseException as error:
-            captured.written(function, leaves)
-            if isinstance(error, RuntimeError):
-                raise explained(caller, error) from error
-            raise
-        check_captured(caller, leaves)
-        evaluation = _evaluation(caller, returned)
+        evaluation = _evaluation(caller, called(caller, leaves, {}, leaves))
         if call.strict:
             _check_recorded(caller, evaluation)
         accept(call, evaluation)

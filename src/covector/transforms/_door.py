@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covector._engine import captured, messages
+from covector._engine import captured, levels, messages
 from covector._engine.reverse import Run
 from covector._engine.short import ShortRun
 from covector._tree import (
@@ -109,21 +109,26 @@ def check_real(caller: Caller, tensors: Sequence[Tensor], names: Callable[[], li
 
 def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: bool) -> Run:
     """The caller's function on flat leaves, its result checked by `accept`."""
-    function = caller.function
 
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = arguments.rebuild(leaves)
-        try:
-            returned = function(*args, **kwargs)
-        except BaseException as error:
-            captured.written(function, leaves)
-            if isinstance(error, RuntimeError):
-                raise explained(caller, error) from error
-            raise
-        check_captured(caller, leaves)
-        return evaluated(caller, returned, accept, has_aux=has_aux)
+        return evaluated(caller, called(caller, args, kwargs, leaves), accept, has_aux=has_aux)
 
     return run
+
+
+def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
+    """What the caller's function returns; it wrote nothing of the leaves to a tensor from outside."""
+    try:
+        returned = caller.function(*args, **kwargs)
+    except RuntimeError as error:
+        raise explained(caller, error) from error
+    finally:
+        # Where a transform is around, torch itself refuses that.
+        name = None if levels.active() else captured.written(caller.function, leaves)
+    if name is not None:
+        raise _writes_to(caller, name)
+    return returned
 
 
 def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -> Evaluation:
@@ -150,20 +155,17 @@ def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> 
         run = ShortRun(caller.function, args, chosen)
     except RuntimeError as error:
         raise explained(caller, error) from error
-    check_captured(caller, run.variables)
+    if run.written is not None:
+        raise _writes_to(caller, run.written)
     return run
 
 
-def check_captured(caller: Caller, leaves: Sequence[Any]) -> None:
-    """The function, which was run on these leaves, wrote nothing of them to a tensor from outside."""
-    name = captured.written(caller.function, leaves)
-    if name is not None:
-        raise UnsupportedError(
-            f"{caller}: the function wrote a value that depends on its inputs to {name}, a captured tensor, "
-            f"which would carry a part of this derivative away. If {name} is to record a value, write a "
-            f".detach()ed one to it; if the result depends on it, pass it as an argument or work on a "
-            f".clone() of it."
-        )
+def _writes_to(caller: Caller, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{caller}: the function wrote a value that depends on its inputs to {name}, a captured tensor, "
+        f"which would carry a part of this derivative away. If {name} is to record a value, write a "
+        ".detach()ed one to it; if the result depends on it, pass it as an argument, or work on a .clone()."
+    )
 
 
 def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
