@@ -96,6 +96,8 @@ class ReverseMap(_QuietMap):
         """The cotangent of which the pullback is not the sum of the rows, where these were pulled back."""
         self.refused: Exception | None = None
         """What the backward raised for a cotangent that is expanded."""
+        self.repeated: list[Tensor] = []
+        """Gradients of the random cotangent, if it was pulled back more than once."""
 
     @property
     def linear(self) -> bool:
@@ -149,6 +151,13 @@ class ReverseMap(_QuietMap):
         """The same in coordinates."""
         return self.coordinates(self.pulled)
 
+    def pull_again(self) -> None:
+        """Pull the random cotangent back again; the gradients are kept in `repeated`."""
+        first = self.pulled_coordinates
+        # A copy: a backward may have written to the one that it was given.
+        again = self.coordinates(self.pull([tensor.clone() for tensor in self.random.even]))
+        self.repeated = [*(self.repeated or [first]), again]
+
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
@@ -183,6 +192,10 @@ class ReverseMap(_QuietMap):
     @lazy
     def shrunk(self) -> Tensor:
         """The pullback of the random cotangent, negative and many times smaller, scaled back."""
+        return self.pulled_small()
+
+    def pulled_small(self) -> Tensor:
+        """The same by another run."""
         return self.coordinates(self.pull([t.clone() for t in self.random.small])) * -self.random.shrink
 
     @lazy

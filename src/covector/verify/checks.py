@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Sampled, ShapeChange, same_numbers
+from covector._chart import Sampled, ShapeChange
 from covector._engine import graph
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError, UnsupportedError, first_sentence
@@ -19,11 +19,9 @@ from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
+from covector.verify.reentrancy import determinism
 from covector.verify.run import CheckRun
 from covector.verify.vectors import Cotangent, normal, weights
-
-# How often the backward is run once two runs have differed.
-_RUNS = 5
 
 
 def mutation(changed: list[str]) -> Finding:
@@ -53,6 +51,8 @@ def impurity(found: Impure) -> Finding:
 
 def reverse_mode(run: CheckRun) -> Finding:
     """Reverse mode agrees with differences."""
+    if run.custom and not run.options.fast:
+        run.reverse.pull_again()
     return finding("reverse mode", run.reverse_verdict, "reverse mode")
 
 
@@ -145,35 +145,6 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     return problem.inputs.label(column, problem.input_names)
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and same_numbers(a, b))
-
-
-def determinism(run: CheckRun) -> Finding:
-    """Pulling the same cotangent back again gives the same gradient."""
-    reverse = run.reverse
-    if torch.equal(reverse.shrunk, reverse.pulled_coordinates):
-        return passed("determinism")
-    repeated = reverse.pull(reverse.given)
-    if all(map(_same, reverse.pulled, repeated)):
-        return passed("determinism")
-    others = [reverse.coordinates(reverse.pull(reverse.given)) for _ in range(_RUNS - 2)]
-    runs = torch.stack([reverse.pulled_coordinates, reverse.coordinates(repeated), *others])
-    spread = runs.amax(0) - runs.amin(0)
-    same = ((runs == runs[0]) | (runs.isnan() & runs[0].isnan())).all(0)
-    spread = torch.where(same, 0.0, spread.nan_to_num(torch.inf))
-    worst = float(spread.max()) if spread.numel() else 0.0
-    if worst <= run.options.nondet_tol:
-        return passed("determinism")
-    where = run.problem.inputs.label(int(spread.argmax()), run.problem.input_names)
-    return failed(
-        "determinism",
-        f"{_RUNS} runs of the backward on the same cotangent differ by {worst:.1e} at {where}, "
-        f"more than nondet_tol={run.options.nondet_tol:g}",
-        "Pass nondet_tol if that is the nature of the operation.",
-    )
-
-
 def linearity(run: CheckRun) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem, reverse = "linearity", run.problem, run.reverse
@@ -262,6 +233,7 @@ def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Tensor | Fi
     try:
         return reverse.coordinates(reverse.pull([t.clone() for t in reverse.random.even], through))
     except Exception as error:
+        run.raised = error
         return failed(
             "undefined cotangents",
             f"the backward fails when {which} is undefined: {first_sentence(error)}",

@@ -53,6 +53,10 @@ ULPS = 32
 """How many units in the last place of the largest entry of a row the row may be off in low precision: what a
 cotangent gives is rounded in proportion to its own largest number."""
 
+REPEATED_ROWS = 16
+"""Rows of the Jacobian that are pulled back twice, one by one, through a custom backward. torch does so with
+all of them; a backward that differs from run to run differs in some of these."""
+
 # The steps.
 
 LOOK_LENGTHS = 4.0, 64.0

@@ -60,6 +60,7 @@ class _Decision:
             self._record.show(suspects.visible)
             if len(suspects) == 0:
                 continue
+            self._record.suspected = True
             self._numeric.problem.require_pure()
             suspects = self._examiner.doubled(suspects)
             if len(suspects) and not self._cleared(suspects):

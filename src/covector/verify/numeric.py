@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import ShapeChange, is_sparse
+from covector._chart import ShapeChange, is_sparse, is_strided
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._engine.levels import GradMode
@@ -142,10 +142,10 @@ class Numeric:
 
     def _batch(self, points: np.ndarray) -> np.ndarray:
         problem = self.problem
-        stacks = [stack.contiguous() for stack in problem.chart.from_coords(torch.from_numpy(points))]
+        stacks = map(_laid_out, problem.chart.from_coords(torch.from_numpy(points)), problem.variables)
         before = problem.runs
         with GradMode(enabled=False):
-            values = batched(problem.outputs_of, stacks, "same")
+            values = batched(problem.outputs_of, list(stacks), "same")
         problem.runs = before + len(points)
         rows = problem.outputs.stack_to_coords(values).cpu().numpy()
         if len(rows) != len(points):
@@ -235,6 +235,17 @@ def _halved(plus: np.ndarray, minus: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         halved = 0.5 * (plus - minus)
     return np.where(plus == minus, 0.0, halved)  # infinity that does not move
+
+
+def _laid_out(stack: Tensor, leaf: Tensor) -> Tensor:
+    """The stack with every tensor in it laid out as a leaf, if that takes no more than twice the memory."""
+    if not is_strided(leaf) or leaf.is_contiguous():
+        return stack.contiguous()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    if extent > 2 * leaf.numel():
+        return stack.contiguous()
+    strides = (extent, *leaf.stride())
+    return torch.empty_strided(stack.shape, strides, dtype=stack.dtype, device=stack.device).copy_(stack)
 
 
 def _within(got: np.ndarray, expected: np.ndarray, slack: np.ndarray) -> bool:

@@ -22,6 +22,9 @@ class Verdict:
     unseen: int = 0
     """How many suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
 
+    suspected: bool = False
+    """Whether some look disagreed, whatever came of it."""
+
     @property
     def counted(self) -> bool:
         """Whether every suspicious entry was judged."""
@@ -35,6 +38,7 @@ class Record:
         self.columns: dict[int, ColumnJudgement] = {}
         self.unseen = 0
         self.visible = 0.0
+        self.suspected = False
         self._looks: list[str] = []
         self._judged: dict[tuple[int, int], Judgement] = {}
 
@@ -71,7 +75,7 @@ class Record:
         """What it comes to: if the last look agreed, the derivative is right."""
         looks = tuple(self._looks)
         if agreed:
-            return Verdict(Outcome.PASSED, (), looks, entries, self.visible)
+            return Verdict(Outcome.PASSED, (), looks, entries, self.visible, suspected=self.suspected)
         judged = [entry for entry in self._judged.values() if entry.outcome is not Outcome.PASSED]
         if any(entry.mismatch.note.startswith(OUTSIDE) for entry in judged):
             # Zero times infinity: next to such an entry a derivative of NaN is no mistake of its own.

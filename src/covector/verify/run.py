@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Sampled
+from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
@@ -42,6 +43,9 @@ class Options(NamedTuple):
     """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
 
 
+# A derivative below this is zero, where it should be.
+_ZERO = 1e-12
+
 # What each look is called in a report.
 _LOOKS = {
     "signs": "along random directions",
@@ -69,6 +73,11 @@ class CheckRun:
     def forward(self) -> ForwardMap:
         """The derivative by forward mode."""
         return ForwardMap(self.problem, self.options.seed)
+
+    @lazy
+    def custom(self) -> bool:
+        """Whether the backward is a program of the user's; torch's own do not differ from time to time."""
+        return graph.through_custom(self.problem.reached.inner)
 
     @property
     def runs(self) -> int:
@@ -98,7 +107,9 @@ class CheckRun:
 
     def _decide(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
         if isinstance(analytic, ZeroMap):
-            return self._against_differences(analytic, self.options.tol._replace(atol=1e-12, rtol=0.0))
+            # As in torch, the tolerance of fast mode.
+            atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
+            return self._against_differences(analytic, self.options.tol._replace(atol=atol, rtol=0.0))
         if self.above is None:
             return self._against_differences(analytic, self.options.tol)
         precise = type(analytic)(self.above, self.options.seed)

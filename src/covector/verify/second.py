@@ -57,10 +57,5 @@ def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Ten
 
 def _scattered(value: Tensor) -> Tensor:
     """The same numbers, not contiguous."""
-    if value.dim() == 0:
-        return value
-    return (
-        value.movedim(0, -1).contiguous().movedim(-1, 0)
-        if value.dim() > 1
-        else value.repeat_interleave(2)[::2]
-    )
+    # Every other element of twice the memory, as torch lays them out: such a tensor still has a view(-1).
+    return value if value.numel() < 2 else value.repeat_interleave(2, dim=-1)[..., ::2]
