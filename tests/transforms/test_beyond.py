@@ -285,6 +285,30 @@ def test_hessian_of_a_compiled_function():
     assert_close(covector.hessian(lambda x: compiled(x) + (x**2).sum())(x), (2 * (2 * x).cos() + 2).diag())
 
 
+SECOND_OF_COMPILED = {
+    "hvp": lambda f: covector.hvp(f, (x,), (torch.ones_like(x),))[1][0],
+    "jacrev of grad": lambda f: covector.jacrev(covector.grad(f))(x).sum(1),
+    "grad of grad": lambda f: covector.grad(lambda x: covector.grad(f)(x).sum())(x),
+    "functional.hessian": lambda f: covector.functional.hessian(f, x).sum(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", SECOND_OF_COMPILED)
+def test_second_derivatives_of_a_compiled_function_are_right_or_refused(way):
+    """A backward that was compiled may give gradients without a graph, which would make the next one zero."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: (x.sin() ** 2).sum(), backend="aot_eager")
+    try:
+        got = SECOND_OF_COMPILED[way](compiled)
+    except UnsupportedError as error:
+        got = error
+    if isinstance(got, UnsupportedError):
+        assert "belongs to a compiled function" in str(got)
+    else:
+        assert_close(got, 2 * (2 * x).cos())
+
+
 # 7. modules
 
 

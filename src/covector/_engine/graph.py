@@ -88,7 +88,7 @@ class Survey(NamedTuple):
     dead_end: bool
     """To a derivative that torch refuses: a node that leads nowhere and is no leaf, or compiled code."""
     once: bool
-    """Through a custom Function whose backward is marked `once_differentiable`."""
+    """Through a custom Function whose backward has no derivative itself."""
     custom: bool = False
     """Through any custom Function."""
     singly: bool = False
@@ -100,6 +100,10 @@ NOWHERE = Survey(outside=False, dead_end=False, once=False)
 # All functions that the decorator returns share their code.
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
+
+# Where torch makes the custom Functions of compiled code. Differentiating their backwards is an error in some
+# releases; in others the gradients just have no graph, so that a second derivative would be zero.
+_COMPILED = "torch._functorch._aot_autograd"
 
 # Where torch makes the custom Functions of registered operators.
 _OPERATORS = "torch._library.autograd"
@@ -113,6 +117,12 @@ _plain: set[type] = {_LeafNode}
 
 # Up to here it takes longer to remember nodes than to meet them twice.
 _FEW_NODES = 32
+
+
+def _backward_only(custom: Any) -> bool:
+    """Whether the backward of a custom Function has no derivative itself: it is marked so, or compiled."""
+    marked = getattr(custom.backward, "__code__", None) is _ONCE
+    return marked or custom.__module__.startswith(_COMPILED)
 
 
 def survey(tensor: Tensor) -> Survey:
@@ -145,7 +155,7 @@ def survey(tensor: Tensor) -> Survey:
             dead_end = True
         elif custom is not None:
             by_hand = True
-            once = once or getattr(custom.backward, "__code__", None) is _ONCE
+            once = once or _backward_only(custom)
         elif kind.__name__ in _WRONG_IN_BATCHES:
             singly = True
         else:
@@ -188,8 +198,7 @@ def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
     marked = [
         node
         for node in nodes(output)
-        if (custom := getattr(type(node), "_forward_cls", None)) is not None
-        and getattr(custom.backward, "__code__", None) is _ONCE
+        if (custom := getattr(type(node), "_forward_cls", None)) is not None and _backward_only(custom)
     ]
     inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
     leaves = {id(variable) for variable in variables}
