@@ -49,6 +49,7 @@ PUBLIC = [
     "case",
     "check",
     "check_pattern",
+    "compile",
     "functionalize",
     "grad",
     "grad_and_value",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         sparsity,
     )
     from covector.sparsity.pattern import SparsityPattern
+    from covector.transforms.compile import compile
     from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "case",
     "check",
     "check_pattern",
+    "compile",
     "functionalize",
     "grad",
     "grad_and_value",
@@ -76,6 +78,7 @@ __all__ = [
 # What is loaded on first use, so that a program that takes a gradient does not wait for the checks: where
 # each name is, and what to load for a room as a whole.
 _ROOM_OF = {
+    "compile": "covector.transforms.compile",
     "Report": "covector.report.report",
     "SparsityPattern": "covector.sparsity.pattern",
     "as_sparse_gradcheck": "covector.verify.sparse",

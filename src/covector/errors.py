@@ -19,6 +19,8 @@ __all__ = [
     "BatchingWarning",
     "BudgetError",
     "CaseError",
+    "CompileWarning",
+    "CompiledMismatchError",
     "ComplexOutputError",
     "CovectorError",
     "CovectorWarning",
@@ -39,6 +41,7 @@ __all__ = [
     "StrictError",
     "UnsteadyOutputError",
     "UnsupportedError",
+    "UntraceableError",
 ]
 
 
@@ -146,6 +149,14 @@ class BudgetError(ResourceError, MemoryError):
     """The request does not fit into the memory that the caller allowed; the text has the sizes."""
 
 
+class UntraceableError(UnsupportedError, RuntimeError):
+    """The caller's function cannot be compiled: it looks at values, draws random numbers, or is not pure."""
+
+
+class CompiledMismatchError(CovectorError, RuntimeError):
+    """A compiled function gave another result than the function itself."""
+
+
 class CovectorWarning(UserWarning):
     """Base of every warning that covector emits itself."""
 
@@ -156,6 +167,10 @@ class ForwardModeWarning(CovectorWarning):
 
 class BatchingWarning(CovectorWarning):
     """Directions could not be applied as one batch, so a slower rung of the ladder was used."""
+
+
+class CompileWarning(CovectorWarning):
+    """A function could not be compiled, and is run eagerly."""
 
 
 class PrecisionWarning(CovectorWarning):

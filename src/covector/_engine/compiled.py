@@ -12,10 +12,14 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
+import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_dynamo_compiling as tracing
 
-__all__ = ["eager_alone", "is_transform", "named_after", "outside_graphs", "tracing"]
+__all__ = ["eager_alone", "is_transform", "named_after", "outside_graphs", "tracing", "without_values"]
+
+_dispatch_mode = torch._C._get_dispatch_mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +39,11 @@ def forget_signature(function: FunctionType) -> None:
     """Have `torch.compile` look at a function's parameters again: its code was exchanged."""
     loaded = sys.modules.get("torch._dynamo.variables.functions")
     getattr(loaded, "_spec_cache", {}).pop(function, None)
+
+
+def without_values() -> bool:
+    """Whether a function is being traced, by dynamo or by `make_fx`: its tensors are not to be looked at."""
+    return tracing() or _dispatch_mode(_PROXY) is not None
 
 
 def is_transform(function: Any) -> bool:

@@ -92,7 +92,12 @@ NEEDED = (
     "torch._C._dynamo.eval_frame._FrameAction.SKIP",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    "torch._C._TorchDispatchModeKey.PROXY",
+    "torch._C._get_dispatch_mode",
 )
+
+# What `covector.compile` needs for backend="inductor".
+NEEDED_BY_INDUCTOR = ("torch._inductor.standalone_compile",)
 
 
 def is_there(name: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covector._chart import CONVENTIONS, Chart, Place, Sides, Wirtinger
 from covector._engine import levels
-from covector._engine.compiled import tracing
+from covector._engine.compiled import without_values
 from covector._engine.reverse import Run
 from covector._tree import Arguments, Evaluation
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
@@ -88,7 +88,7 @@ class RealForm:
 
     def check_holomorphic(self, blocks: Sequence[Tensor], order: int) -> None:
         """The Cauchy-Riemann equations hold: no derivative by a conjugate is there."""
-        if tracing():  # there are no values to look at
+        if without_values():
             return
         for position, block in enumerate(blocks):
             if not block.numel():

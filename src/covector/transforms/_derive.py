@@ -14,7 +14,7 @@ from torch.linalg import vector_norm
 
 from covector._chart import AnyPlace, Chart, Repeated
 from covector._engine import levels
-from covector._engine.compiled import tracing
+from covector._engine.compiled import tracing, without_values
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.reverse import Run
 from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
@@ -290,7 +290,7 @@ class _Sides(NamedTuple):
 
 def _check_samples(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
     """The map does what the matrices of the samples do, which stand by target and source."""
-    if tracing():  # there are no values to look at
+    if without_values():
         return
     # A norm, not a sum of absolute values: these would take as much memory as the result.
     sizes = [_total([vector_norm(m, 1, dim=1) for m in column]) for column in zip(*matrices, strict=True)]

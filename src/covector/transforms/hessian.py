@@ -83,8 +83,15 @@ def hessian(
             second_derivative.plan = plan  # type: ignore[attr-defined]
         return result
 
+    def by_mode(mode: str) -> Callable[..., Any]:
+        return hessian(
+            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
+            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+        )  # fmt: skip
+
     if not tracing():
         second_derivative.plan = None  # type: ignore[attr-defined]
+        second_derivative.by_mode = by_mode if mode == "auto" else None  # type: ignore[attr-defined]
     return named_after(second_derivative, like=func)
 
 

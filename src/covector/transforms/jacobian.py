@@ -83,7 +83,13 @@ def jacobian(
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
         return _jacobian(caller, options, args, kwargs, jacobian_fn)
 
-    return _planless(named_after(jacobian_fn, like=func))
+    def by_mode(mode: str) -> Callable[..., Any]:
+        return jacobian(
+            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
+            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+        )  # fmt: skip
+
+    return _planless(named_after(jacobian_fn, like=func), by_mode if mode == "auto" else None)
 
 
 @eager_alone
@@ -119,7 +125,13 @@ def value_and_jacobian(
     def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
         return _value_and_jacobian(caller, options, args, kwargs, value_and_jacobian_fn)
 
-    return _planless(named_after(value_and_jacobian_fn, like=func))
+    def by_mode(mode: str) -> Callable[..., Any]:
+        return value_and_jacobian(
+            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
+            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+        )  # fmt: skip
+
+    return _planless(named_after(value_and_jacobian_fn, like=func), by_mode if mode == "auto" else None)
 
 
 @eager_alone
@@ -167,7 +179,9 @@ def _answered(question: Question, asked: Callable[..., Any], pullback: Pullback 
     return question.answer([b for row in derived.blocks for b in row], derived.evaluation, order=1)
 
 
-def _planless(function: Callable[..., Any]) -> Callable[..., Any]:
+def _planless(function: Callable[..., Any], by_mode: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The function with no plan yet; `by_mode` makes it by a mode that somebody else chose."""
     if not tracing():
         function.plan = None  # type: ignore[attr-defined]
+        function.by_mode = by_mode  # type: ignore[attr-defined]
     return function

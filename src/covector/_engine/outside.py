@@ -1,0 +1,190 @@
+"""What a function takes from outside its arguments: tensors that it captures, and other Python values.
+
+A traced program has to know where its captured tensors stand, to read them anew at each call, and whether a
+number or a flag that it used is still the same. Both are found by following the references of the function:
+closures, defaults, globals that its code names, the object of a method, containers, modules, attributes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Get = Callable[[], Any]
+
+# Values that are compared when a program is called again.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+# References that are followed at most: beyond, to look would take longer than most programs.
+_MOST = 50_000
+
+# Code of these is not the user's: what it refers to by global names is its own.
+_LIBRARIES = frozenset(["torch", "covector", "numpy", *sys.stdlib_module_names])
+
+
+class Place(NamedTuple):
+    """Where a value stands, and what stood there when it was found."""
+
+    name: str
+    get: Get
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether the same value stands there."""
+        now = self.get()
+        return now is self.value or (type(now) is type(self.value) and is_plain(now) and now == self.value)
+
+
+def always(name: str, value: Any) -> Place:
+    """A place at which nothing else can stand."""
+    return Place(name, functools.partial(_identity, value), value)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+@dataclass
+class Outside:
+    """What was found."""
+
+    tensors: dict[int, list[Place]] = field(default_factory=dict)
+    """The places of each tensor, by the identity of the tensor."""
+    values: list[Place] = field(default_factory=list)
+    """Plain values, and the objects on the way to everything else."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value can be compared with another by `==`."""
+    return isinstance(value, _PLAIN)
+
+
+def outside_of(function: Any) -> Outside:
+    """What this callable takes from outside."""
+    found = Outside()
+    seen: set[int] = set()
+    pending: list[Place] = list(_inside(function, "", frozenset()))
+    while pending and len(seen) < _MOST:
+        place = pending.pop()
+        value = place.value
+        if isinstance(value, Tensor):
+            found.tensors.setdefault(id(value), []).append(place)
+            continue
+        if is_plain(value):
+            found.values.append(place)
+            continue
+        inner = list(_inside(value, place.name, seen))
+        if inner:
+            found.values.append(place)
+            pending.extend(inner)
+    return found
+
+
+def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[Place]:
+    """The places that this value refers to, if it was not looked into before."""
+    if id(value) in seen:
+        return
+    if isinstance(seen, set):
+        seen.add(id(value))
+    if isinstance(value, FunctionType):
+        yield from _of_function(value, name)
+    elif isinstance(value, MethodType):
+        yield from _fixed([value.__self__, value.__func__], name)
+    elif isinstance(value, functools.partial):
+        yield from _fixed([value.func, value.args, value.keywords], name)
+    elif isinstance(value, torch.nn.Module):
+        yield from _of_module(value, name)
+    elif isinstance(value, dict):
+        yield from _of_dict(value, name, list(value))
+    elif isinstance(value, list):
+        yield from (
+            Place(f"{name}[{i}]", functools.partial(value.__getitem__, i), x) for i, x in enumerate(value)
+        )
+    elif isinstance(value, tuple):
+        yield from _fixed(value, name)
+    elif not isinstance(value, type | ModuleType) and not _is_library(type(value)):
+        yield from _of_dict(getattr(value, "__dict__", {}), name)
+        yield from _of_class(type(value), name)
+
+
+def _fixed(values: Sequence[Any], name: str) -> Iterator[Place]:
+    """What an object refers to that cannot be made to refer to anything else."""
+    return (always(name, value) for value in values)
+
+
+def _of_dict(values: dict[Any, Any], name: str, keys: Sequence[Any] | None = None) -> Iterator[Place]:
+    dotted = keys is None
+    for key in list(values) if keys is None else keys:
+        where = f"{name}.{key}" if dotted and name else str(key) if dotted else f"{name}[{key!r}]"
+        yield Place(where, functools.partial(values.__getitem__, key), values[key])
+
+
+def _of_function(function: FunctionType, name: str) -> Iterator[Place]:
+    cells: Sequence[CellType] = function.__closure__ or ()
+    for variable, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        # Our own closures are not the user's to name: `caller` holds the function, and so on.
+        where = name if _is_library(function) else variable
+        yield Place(where, functools.partial(getattr, cell, "cell_contents"), content)
+    yield from _fixed(function.__defaults__ or (), name)
+    yield from _of_dict(function.__kwdefaults__ or {}, name)
+    if not _is_library(function):
+        names = _names(function.__code__)
+        yield from _of_globals(function.__globals__, names)
+
+
+def _of_globals(values: dict[str, Any], names: set[str]) -> Iterator[Place]:
+    for place in _of_dict(values, "", [name for name in names if name in values]):
+        variable = place._replace(name=place.name[2:-2])
+        if isinstance(place.value, ModuleType):
+            if not _is_library(place.value):
+                inner = vars(place.value)
+                yield from _of_dict(inner, variable.name, [name for name in names if name in inner])
+        else:
+            yield variable
+
+
+def _of_module(module: torch.nn.Module, name: str) -> Iterator[Place]:
+    inner = vars(module)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        for place in _of_dict(inner[kind], name):
+            yield place
+    if _is_library(type(module)):
+        yield from _of_dict(inner, name, ["training"])
+        return
+    own = [key for key in inner if not key.startswith("_")]
+    for place in _of_dict({key: inner[key] for key in own}, name):
+        yield place._replace(get=functools.partial(inner.__getitem__, place.name.rpartition(".")[2]))
+    yield from _of_class(type(module), name)
+
+
+def _of_class(kind: type, name: str) -> Iterator[Place]:
+    """The methods of a user's class: what their code names."""
+    for base in kind.__mro__:
+        if not _is_library(base):
+            methods = [value for value in vars(base).values() if isinstance(value, FunctionType)]
+            yield from _fixed(methods, name)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that this code, and the functions defined in it, look up outside of functions."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _is_library(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in _LIBRARIES

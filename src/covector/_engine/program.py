@@ -1,0 +1,289 @@
+"""Programs: a function traced once into a graph, with the tensors that it captures as inputs, and compiled.
+
+`trace` runs the function under `make_fx` on real tensors and gives a `Program`; `lower` makes it callable.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from covector._engine import versions
+from covector._engine.outside import Outside, Place, always, is_plain, outside_of
+from covector._tree import LEAF, Spec, flatten, unflatten
+from covector.errors import Caller, UnsupportedError, UntraceableError
+
+Flat = Callable[..., Any]
+Run = Callable[..., Sequence[Tensor]]
+
+_aten = torch.ops.aten
+
+# Of no effect where nothing is recorded.
+_NOTHING = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
+
+# What reads the numbers of a tensor without torch noticing.
+_READS = {Tensor.numpy: "numpy", Tensor.__array__: "numpy", Tensor.tolist: "tolist"}
+
+
+class Result(NamedTuple):
+    """The structure of what a function returned; `tensors` says which of its leaves are tensors."""
+
+    spec: Spec
+    leaves: list[Any]
+    tensors: list[int]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The result with these tensors."""
+        if self.spec is LEAF and self.tensors:
+            return tensors[0]
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.tensors, tensors, strict=True):
+            leaves[index] = tensor
+        return unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function as a graph of operations: of its arguments, then of the tensors that it captures."""
+
+    module: GraphModule
+    result: Result
+    captured: tuple[tuple[Place, ...], ...]
+    """The places of each captured tensor; all of them held the same tensor."""
+    guards: tuple[Place, ...]
+    """Values from outside that have to be the same for the program to be the function."""
+    fixed: tuple[str, ...]
+    """What is built into the graph and cannot be read anew."""
+
+    @property
+    def size(self) -> int:
+        """How many operations the graph has."""
+        return sum(node.op == "call_function" for node in self.module.graph.nodes)
+
+    def inputs(self) -> list[Tensor] | None:
+        """The captured tensors as they are now; None if the function has become another one."""
+        try:
+            for guard in self.guards:
+                if guard.get() is not guard.value and not guard.holds():
+                    return None
+            tensors = []
+            for places in self.captured:
+                tensor = places[0].get()
+                if tensor is not places[0].value and not _alike(tensor, places[0].value):
+                    return None
+                for other in places[1:]:
+                    if other.get() is not tensor:
+                        return None
+                tensors.append(tensor)
+        except (KeyError, IndexError, ValueError):  # a place is gone
+            return None
+        return tensors
+
+    def changed(self) -> str | None:
+        """The name of a value from outside that is not what it was."""
+        return next((guard.name for guard in self.guards if not guard.holds()), None)
+
+
+def _alike(now: Any, before: Tensor) -> bool:
+    return (
+        isinstance(now, Tensor)
+        and now.shape == before.shape
+        and now.dtype == before.dtype
+        and now.device == before.device
+        and now.layout == before.layout
+        and now.stride() == before.stride()
+    )
+
+
+def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
+    """Run the function once on these tensors, and keep what it did as a graph.
+
+    Raises:
+        UntraceableError: the function branches on values, draws random numbers, or changes a tensor.
+    """
+    found = outside_of(caller.function)
+    watched = [places[0] for places in found.tensors.values()]
+    watched += [always("an argument", tensor) for tensor in tensors]
+    before = [_version(place.value) for place in watched]
+    results: list[Result] = []
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        leaves, spec = flatten(function(*inputs))
+        indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        results.append(Result(spec, constants, indices))
+        return [leaves[i] for i in indices]
+
+    try:
+        with torch.no_grad(), _NoReading(caller):
+            module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(
+                *[tensor.detach() for tensor in tensors]
+            )
+    except RuntimeError as error:
+        raise _explained(caller, error) from error
+    for place, version in zip(watched, before, strict=True):
+        if _version(place.value) != version:
+            raise UntraceableError(
+                f"{caller}: the function changes {place.name} in place (as batch normalization in training "
+                "mode does with its statistics); a compiled function has to be pure. Put the module in "
+                ".eval() mode, or return the new tensor."
+            )
+    program = _lifted(module, results[-1], found)
+    _check_draws(caller, program.module)
+    return program
+
+
+def _version(tensor: Tensor) -> int:
+    """A number that grows when the tensor is changed in place; those of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
+    """Ours where tracing is what failed; the error itself where the function is."""
+    if isinstance(error, UntraceableError) or "tracing tensor" not in str(error):
+        return error
+    return UntraceableError(
+        f"{caller}: the function looks at the value of a tensor (an `if`, a loop, `.item()` or `float()` on "
+        f"it){_line_of(error.__traceback__)}; a graph is traced once for all values. Use torch.where or "
+        "torch.cond; or pass fallback='eager'."
+    )
+
+
+def _line_of(trace: TracebackType | None) -> str:
+    """Where in the user's code something happened."""
+    return _line([(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(trace)])
+
+
+def _line(frames: Sequence[tuple[str, int | None, str | None]]) -> str:
+    for file, number, text in reversed(frames):
+        if "/torch/" not in file and "/covector/" not in file:
+            return f", at {file}:{number}: `{text}`"
+    return ""
+
+
+class _NoReading(TorchFunctionMode):
+    """Refuses to hand the numbers of a tensor to something that tracing does not see."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__()
+        self._caller = caller
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _READS:
+            frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
+            raise UntraceableError(
+                f"{self._caller}: the function takes the numbers out of a tensor ({_READS[function]})"
+                f"{_line(frames)}; what is computed with them cannot be traced. Use torch's operations; or "
+                "pass fallback='eager'."
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def _frames(text: str) -> list[tuple[str, int, str]]:
+    """The frames of a stack trace in text, each on two lines."""
+    found = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', text)
+    return [(file, int(number), line) for file, number, line in found]
+
+
+def _check_draws(caller: Caller, module: GraphModule) -> None:
+    """No operation draws random numbers; one that may, but does not, goes where nothing needs it."""
+    for node in reversed(module.graph.nodes):
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            continue
+        if _argument(node, "dropout_p") != 0:
+            raise UntraceableError(
+                f"{caller}: the function draws random numbers with {node.target}"
+                f"{_line(_frames(node.stack_trace or ''))}; a compiled function gives the same result for "
+                "the same arguments. Draw outside, and pass the numbers."
+            )
+        if not node.users:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _argument(node: Node, name: str) -> Any:
+    """What an operation was given for an argument; None if it has no such argument."""
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            return argument.default_value if given is None else given
+    return None
+
+
+def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
+    """The graph with the captured tensors as inputs, after the arguments."""
+    graph = module.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    by_tensor: dict[int, Node] = {}
+    captured: list[tuple[Place, ...]] = []
+    fixed: list[str] = []
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(module, str(node.target))
+        if id(tensor) not in by_tensor:
+            places = found.tensors.get(id(tensor))
+            if places is None:
+                fixed.append(f"a tensor of shape {tuple(tensor.shape)} made in the function or out of sight")
+                places = [always("constant", tensor)]
+            last = inputs[-1] if inputs else None
+            with graph.inserting_after(last) if last is not None else graph.inserting_before():
+                by_tensor[id(tensor)] = graph.placeholder(f"captured_{len(captured)}")
+            inputs.append(by_tensor[id(tensor)])
+            captured.append(tuple(places))
+        node.replace_all_uses_with(by_tensor[id(tensor)])
+        graph.erase_node(node)
+    for node in [node for node in graph.nodes if node.target in _NOTHING]:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    bare = GraphModule({}, graph)
+    fixed += [f"{value!r}, a result" for value in result.leaves if value is not None and is_plain(value)]
+    return Program(bare, result, tuple(captured), tuple(found.values), tuple(fixed))
+
+
+def quietly(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Run a program with nothing recorded."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        return run(*inputs)
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
+def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: Any) -> Run:
+    """The program as a function of flat tensors, by a backend.
+
+    Args:
+        caller: named in errors.
+        program: what to compile.
+        example: tensors like those that it will be called with.
+        backend: "replay" runs the graph as it is; "inductor" compiles it; others are for torch.compile.
+    """
+    if backend == "replay":
+        return program.module.forward
+    if backend != "inductor":
+        return torch.compile(program.module, backend=backend, fullgraph=True, dynamic=False)
+    if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
+        raise UnsupportedError(
+            f"{caller}: backend='inductor' needs a C++ compiler, and there is none (g++, clang++). Install "
+            "one, or pass backend='replay', which runs the traced graph without one."
+        )
+    versions.require(versions.NEEDED_BY_INDUCTOR, "backend='inductor'")
+    from torch._inductor import standalone_compile
+
+    with torch.no_grad():
+        return standalone_compile(
+            program.module, list(example), dynamic_shapes="from_example_inputs", donate_graph_module=False
+        )

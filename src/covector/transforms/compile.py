@@ -1,0 +1,351 @@
+"""`compile`: a derivative that is called many times, traced once and compiled."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from covector._engine import levels
+from covector._engine.compiled import is_transform
+from covector._engine.program import Program, Run, lower, quietly, trace
+from covector._tree import Arguments, flatten
+from covector.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Caller,
+    CompileWarning,
+    UntraceableError,
+    warn,
+)
+from covector.transforms._door import check_function, summary
+from covector.transforms._verified import check_gradients, check_same, moved
+
+# Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
+_MOST_PROGRAMS = 8
+# Runs of a mode when modes are compared; the fastest of them counts.
+_TRIALS = 5
+# Seconds after which a person who waits is told for what.
+_PATIENCE = 2.0
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """What was decided and made for one structure of arguments."""
+
+    arguments: str
+    """The arguments: shapes and dtypes of tensors, values of the rest."""
+    mode: str
+    """The mode that was measured to be faster, and by how much; empty if there was no choice."""
+    backend: str
+    operations: int
+    """How many operations the traced graph has."""
+    seconds: float
+    """How long it took to trace, compile and verify."""
+    captured: tuple[str, ...]
+    """Tensors from outside, which are read at each call."""
+    guarded: int
+    """How many other values from outside are compared at each call."""
+    fixed: tuple[str, ...]
+    """What is built in, and not looked at again."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.arguments}: {self.operations} operations, {self.backend}, {self.seconds:.2f} s"]
+        if self.mode:
+            parts.append(self.mode)
+        if self.captured:
+            parts.append(f"reads {', '.join(self.captured)}")
+        if self.fixed:
+            parts.append(f"fixed: {', '.join(self.fixed)}")
+        return "; ".join(parts)
+
+
+class Plans(tuple[CompiledPlan, ...]):
+    """Plans, one on a line."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing compiled yet"
+
+
+class _Entry(NamedTuple):
+    """One compiled program, or the function itself where it could not be compiled."""
+
+    plan: CompiledPlan | None
+    program: Program | None
+    run: Run
+
+
+def compile(
+    func: Callable[..., Any],
+    *,
+    backend: str | Callable[..., Any] = "inductor",
+    fallback: str | None = None,
+    differentiable: bool = False,
+) -> Compiled:
+    """A function, usually a derivative, that is traced at its first call and then only computed.
+
+    For a derivative that is called many times, by an optimizer, a sampler or a solver. The first call with
+    arguments of some structure (tree, shapes, strides, dtypes, devices, other values) traces, compiles, and
+    compares the result with the eager one; further calls take some microseconds beside the computation.
+    Tensors that the function captures are read at each call, from where they stand; other values from outside
+    are compared, and a new one compiles anew.
+
+    Args:
+        func: any pure function of trees of tensors: `covector.hessian(f)`, `torch.vmap(covector.grad(f))`.
+        backend: "inductor" compiles to machine code; "replay" runs the traced operations, and needs no
+            compiler; or a backend of `torch.compile`.
+        fallback: "eager" runs what cannot be traced eagerly, with a `CompileWarning`; None raises.
+        differentiable: whether results can be differentiated; they carry no graph if not.
+
+    Returns:
+        A function like `func`. Its `plans` tell what was compiled.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an option, or (at a call) an argument, cannot work.
+        UntraceableError: (at a call) the function branches on values, draws random numbers, or is not pure.
+        CompiledMismatchError: (at a call) the compiled result is not the eager one.
+
+    Example:
+        >>> import torch, covector
+        >>> scale = torch.tensor(2.0)
+        >>> fast = covector.compile(covector.grad(lambda x: (scale * x**2).sum()), backend="replay")
+        >>> fast(torch.tensor([1.0, 2.0]))
+        tensor([4., 8.])
+        >>> _ = scale.fill_(1.0)
+        >>> fast(torch.tensor([1.0, 2.0]))
+        tensor([2., 4.])
+    """
+    caller = check_function("compile", func)
+    if fallback not in (None, "eager"):
+        raise ArgumentValueError(f"compile: fallback must be None or 'eager', got {fallback!r}.")
+    if not isinstance(backend, str) and not callable(backend):
+        raise ArgumentTypeError(
+            "compile: backend must be 'inductor', 'replay' or a backend of torch.compile, got "
+            f"{summary(backend)}."
+        )
+    return Compiled(caller, backend, fallback, differentiable)
+
+
+class Compiled:
+    """A function that `compile` made."""
+
+    def __init__(self, caller: Caller, backend: Any, fallback: str | None, differentiable: bool) -> None:
+        self.__wrapped__ = caller.function
+        self.__name__ = caller.name
+        self.__doc__ = getattr(caller.function, "__doc__", None)
+        self._caller = caller
+        self._backend = backend
+        self._fallback = fallback
+        self._through_dynamo = None
+        if differentiable:
+            self._through_dynamo = torch.compile(
+                caller.function,
+                fullgraph=True,
+                dynamic=False,
+                backend="aot_eager" if backend == "replay" else backend,
+            )
+        self._entries: dict[Any, list[_Entry]] = {}
+        self._lock = threading.RLock()
+        self._warned = False
+
+    @property
+    def plans(self) -> Plans:
+        """What was compiled, in the order in which it was."""
+        entries = [entry for several in list(self._entries.values()) for entry in several]
+        return Plans(entry.plan for entry in entries if entry.plan is not None)
+
+    def __repr__(self) -> str:
+        return f"<{self._caller}, {len(self.plans)} plans>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the function, computed by the program for arguments like these."""
+        if levels.active() or levels.dual_level_open():
+            return self.__wrapped__(*args, **kwargs)  # a part of what somebody else traces or differentiates
+        key, tensors = self._key(*(flatten((args, kwargs)) if kwargs else flatten(args)))
+        for entry in self._entries.get(key, ()):
+            if entry.program is None:
+                return entry.run(*args, **kwargs)
+            captured = entry.program.inputs()
+            if captured is not None:
+                return entry.program.result.filled(quietly(entry.run, [*tensors, *captured]))
+        return self._first(key, args, kwargs)
+
+    def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, list[Tensor]]:
+        """What the arguments have to have in common with earlier ones, and the tensors among them."""
+        key: list[Any] = [structure, torch.get_default_dtype(), torch.is_autocast_enabled("cpu")]
+        tensors: list[Tensor] = []
+        try:
+            for leaf in leaves:
+                if isinstance(leaf, Tensor):
+                    if leaf.layout is not torch.strided:
+                        raise TypeError(leaf.layout)
+                    tensors.append(leaf)
+                    key += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+                else:
+                    hash(leaf)
+                    key += (type(leaf), leaf)
+        except (TypeError, RuntimeError) as error:
+            raise ArgumentTypeError(
+                f"{self._caller}: arguments must be dense tensors and values that can be compared (numbers, "
+                f"strings), got {summary(leaf)}. Let the function capture it, or call the function itself."
+            ) from error
+        return tuple(key), tensors
+
+    def _first(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compile for these arguments, then run."""
+        with self._lock, _progress(self._caller):
+            entries = self._entries.setdefault(key, [])
+            for entry in entries:  # another thread was faster
+                if entry.program is not None and entry.program.inputs() is not None:
+                    break
+            else:
+                if len(entries) >= _MOST_PROGRAMS:
+                    name = entries[-1].program.changed() if entries[-1].program is not None else None
+                    raise UntraceableError(
+                        f"{self._caller}: {_MOST_PROGRAMS} programs were compiled for the same kinds of "
+                        f"arguments, because {name or 'something'} outside of the function changes. Pass it "
+                        "as an argument."
+                    )
+                try:
+                    entries.append(self._compiled(args, kwargs))
+                except UntraceableError as error:
+                    if self._fallback is None:
+                        raise
+                    self._warn(error)
+                    entries.append(_Entry(None, None, self.__wrapped__))
+        return self(*args, **kwargs)
+
+    def _warn(self, error: UntraceableError) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(f"{error} It is run eagerly.", CompileWarning)
+
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry:
+        start = perf_counter()
+        call = _Call(args, kwargs)
+        if self._through_dynamo is not None:
+            check_gradients(self._caller, self.__wrapped__, self._through_dynamo, args, kwargs)
+            plan = CompiledPlan(
+                call.described(), "", f"{self._backend}, differentiable", 0, perf_counter() - start, (), 0, ()
+            )
+            return _Entry(plan, None, self._through_dynamo)
+        mode, (program, run) = self._fastest(call)
+        self._verify(call, program, run)
+        plan = CompiledPlan(
+            call.described(),
+            mode,
+            str(self._backend),
+            program.size,
+            perf_counter() - start,
+            tuple(
+                places[0].name or "a tensor" for places in program.captured if places[0].name != "constant"
+            ),
+            len(program.guards),
+            program.fixed,
+        )
+        return _Entry(plan, program, run)
+
+    def _fastest(self, call: _Call) -> tuple[str, tuple[Program, Run]]:
+        """The program, by the faster of the modes if the function lets them be chosen."""
+        # What wraps a transform has its attributes too, but is not it.
+        by_mode = getattr(self.__wrapped__, "by_mode", None) if is_transform(self.__wrapped__) else None
+        if by_mode is None:
+            return "", self._made(call, self.__wrapped__)
+        made: dict[str, tuple[Program, Run]] = {}
+        for mode in ("reverse", "forward"):
+            try:
+                made[mode] = self._made(call, by_mode(mode))
+            except (RuntimeError, NotImplementedError):  # the mode does not do, or nothing does
+                continue
+        if len(made) < 2:
+            return "", self._made(call, self.__wrapped__)
+        times = {mode: _seconds(run, [*call.tensors, *(p.inputs() or ())]) for mode, (p, run) in made.items()}
+        first, second = sorted(times, key=times.__getitem__)
+        ratio = times[first] / times[second]
+        return f"{first} mode, measured to take {ratio:.2g} of the time of {second} mode", made[first]
+
+    def _made(self, call: _Call, function: Callable[..., Any]) -> tuple[Program, Run]:
+        program = trace(self._caller, call.on_tensors(function), call.tensors)
+        inputs = [*call.tensors, *(program.inputs() or ())]
+        return program, lower(self._caller, program, inputs, self._backend)
+
+    def _verify(self, call: _Call, program: Program, run: Run) -> None:
+        """The compiled result is the eager one, here and nearby."""
+        function = call.on_tensors(self.__wrapped__)
+        captured = program.inputs() or []
+        for tensors in (call.tensors, moved(call.tensors)):
+            try:
+                with torch.no_grad():
+                    expected = function(*tensors)
+            except Exception:
+                if tensors is call.tensors:
+                    raise
+                return  # the function is not defined nearby
+            got = program.result.filled(quietly(run, [*tensors, *captured]))
+            check_same(self._caller, got, expected)
+
+
+class _Call:
+    """The arguments of a call, of which the tensors are to be traced."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._arguments = Arguments(args, kwargs)
+        leaves = self._arguments.leaves
+        self._where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [leaves[i] for i in self._where]
+
+    def on_tensors(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of the tensors alone."""
+
+        def flat(*tensors: Tensor) -> Any:
+            leaves = list(self._arguments.leaves)
+            for index, tensor in zip(self._where, tensors, strict=True):
+                leaves[index] = tensor
+            args, kwargs = self._arguments.rebuild(leaves)
+            return function(*args, **kwargs)
+
+        return flat
+
+    def described(self) -> str:
+        """The arguments on a line."""
+        return ", ".join(_kind(leaf) for leaf in self._arguments.leaves) or "no arguments"
+
+
+def _kind(leaf: Any) -> str:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def _seconds(run: Run, inputs: list[Tensor]) -> float:
+    quietly(run, inputs)
+    times = []
+    for _ in range(_TRIALS):
+        start = perf_counter()
+        quietly(run, inputs)
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+@contextmanager
+def _progress(caller: Caller) -> Iterator[None]:
+    """Tell a person at a terminal what takes so long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(
+        _PATIENCE, print, [f"{caller}: compiling ..."], {"file": sys.stderr, "flush": True}
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

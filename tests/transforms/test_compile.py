@@ -1,0 +1,353 @@
+"""`covector.compile`: traced once, compared with the eager result, right when something outside changes."""
+
+import functools
+import shutil
+import threading
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves, tree_map
+
+import covector
+from covector.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CompiledMismatchError,
+    CompileWarning,
+    UnsupportedError,
+    UntraceableError,
+)
+
+DOUBLE = {"dtype": torch.float64}
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def random(*shape):
+    return torch.randn(*shape, **DOUBLE, generator=GENERATOR)
+
+
+x, u = random(4), random(4)
+rows = random(5, 4)
+weight = random(4).requires_grad_()
+exponent = 3
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
+
+
+net = network()
+module, params = covector.as_function(net)
+
+
+def energy(x):
+    return (x**exponent * weight).sum()
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def attention(x):
+    q = x.view(1, 1, 2, 2)
+    return torch.nn.functional.scaled_dot_product_attention(q, 2 * q, q)
+
+
+def replay(function, **options):
+    return covector.compile(function, backend="replay", **options)
+
+
+VERBS = {
+    "grad": (covector.grad(energy), (x,)),
+    "grad and value": (covector.grad_and_value(energy), (x,)),
+    "aux": (covector.grad(lambda x: (energy(x), {"number": 3, "x": x + 1}), has_aux=True), (x,)),
+    "custom Function": (covector.grad(lambda x: (StraightThrough.apply(x) * x).sum()), (x,)),
+    "vjp": (lambda x, v: covector.vjp(net, x)[1](v), (x, torch.ones(2, **DOUBLE))),
+    "jvp": (lambda x, u: covector.jvp(net, (x,), (u,)), (x, u)),
+    "linearize": (lambda x, u: covector.linearize(net, x)[1](u), (x, u)),
+    "hvp": (lambda x, u: covector.hvp(energy, (x,), (u,)), (x, u)),
+    "jacrev": (covector.jacrev(net), (x,)),
+    "jacfwd in chunks": (covector.jacfwd(net, chunk_size=3), (x,)),
+    "jacobian": (covector.jacobian(net), (x,)),
+    "of samples": (covector.jacobian(net, batch_dim=0), (rows,)),
+    "holomorphic": (covector.jacobian(torch.sin, complex="holomorphic"), (torch.complex(x, u),)),
+    "cdist": (covector.jacrev(lambda x: torch.cdist(x.view(2, 2), x.view(2, 2) + 1)), (x,)),
+    "hessian": (covector.hessian(energy), (x,)),
+    "hessian of attention": (covector.hessian(lambda x: attention(x).sum()), (x,)),
+    "diagonal": (covector.hessian_diagonal(energy), (x,)),
+    "vmap of hessian": (torch.vmap(covector.hessian(energy)), (rows,)),
+    "per sample": (torch.vmap(covector.grad(lambda p, x: module(p, x).sum()), (None, 0)), (params, rows)),
+    "functional": (lambda x: covector.functional.jacobian(net, x), (x,)),
+    "a keyword": (lambda x, *, k: covector.grad(lambda x: (k * x**3).sum())(x), (x,)),
+    "a constant": (covector.jacrev(lambda x: torch.tensor([1.0, 2.0], **DOUBLE) * x[:2]), (x,)),
+    "no argument": (lambda: 2 * weight, ()),
+    "a plain function": (energy, (x,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*directions are applied one by one")
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb(name):
+    """The eager result, without a graph, at new arguments and with a captured weight changed in place."""
+    function, args = VERBS[name]
+    keywords = {"k": 2.5} if name == "a keyword" else {}
+    fast = replay(function)
+    fast(*args, **keywords)
+    nearby = tree_map(lambda t: t + 0.5, args)
+    for factor in (1.5, 0.5):
+        with torch.no_grad():
+            weight.mul_(factor)
+            net[0].weight.mul_(factor)
+        got = fast(*nearby, **keywords)
+        assert_close(got, function(*nearby, **keywords))
+        assert not any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(got))
+    assert len(fast.plans) == 1
+
+
+class Model:
+    """Something that holds tensors and values in several ways."""
+
+    def __init__(self):
+        self.weight = random(4)
+        self.power = 2
+        self.table = {"shift": [random(4)]}
+        self.net = network()
+
+    def __call__(self, x):
+        return (self.weight * x**self.power + self.table["shift"][0]).square().sum() + self.net(x).sum()
+
+    def method(self, x):
+        return self(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda model: model,
+        lambda model: model.method,
+        lambda model: lambda x: model(x),
+        lambda model: functools.partial(lambda model, x: model(x), model),
+        lambda model: lambda x, models=(model,): models[0](x),
+    ],
+    ids=["object", "method", "closure", "partial", "default"],
+)
+def test_what_is_captured_is_read_from_where_it_stands(function):
+    """Another tensor in the same place is seen at once; another value, object or shape compiles anew."""
+    model = Model()
+    gradient = covector.grad(function(model))
+    fast = replay(gradient)
+
+    def plans():
+        assert_close(fast(x), gradient(x))
+        return len(fast.plans)
+
+    assert plans() == 1
+    model.weight = random(4)
+    model.table["shift"][0] = random(4)
+    model.net[0].weight = torch.nn.Parameter(random(3, 4))
+    assert plans() == 1
+    model.power = 3
+    assert plans() == 2
+    model.power = 2
+    assert plans() == 2
+    model.net.eval()
+    assert plans() == 3
+    model.net = network()
+    assert plans() == 4
+    model.table = {"shift": [random(1)]}
+    assert plans() == 5
+
+
+def test_globals_and_defaults():
+    """A global number is compared; tensors that were one and are two compile anew."""
+    fast = replay(covector.grad(energy))
+    assert_close(fast(x), covector.grad(energy)(x))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "exponent", 2)
+        assert_close(fast(x), covector.grad(energy)(x))
+        patch.setitem(globals(), "weight", random(4))
+        assert_close(fast(x), covector.grad(energy)(x))
+    assert len(fast.plans) == 2
+    tied = {"a": x, "b": x}
+    fast = replay(covector.grad(lambda y: (y * tied["a"] * tied["b"]).sum()))
+    fast(u)
+    tied["b"] = u
+    assert_close(fast(u), u * x)
+
+
+def test_structures():
+    """Shapes, dtypes, strides, trees and values each have a plan of their own, and are found again."""
+    fast = replay(lambda tree, power: covector.grad(lambda t: (t["a"] ** power).sum())(tree))
+    calls = [
+        ({"a": x}, 2),
+        ({"a": x}, 3),
+        ({"a": x.float()}, 2),
+        ({"a": rows}, 2),
+        ({"a": rows.T}, 2),
+        ({"a": x, "b": u}, 2),
+    ]
+    for tree, power in calls * 2:
+        got, expected = fast(tree, power), {"a": power * tree["a"] ** (power - 1)}
+        assert_close(got["a"], expected["a"])
+    assert len(fast.plans) == len(calls)
+
+
+def test_plans_print():
+    """One on a line, with what is read and what is fixed."""
+    fast = replay(covector.jacobian(lambda x: (x * weight, torch.tensor(2.0, **DOUBLE) * x.sum())))
+    assert repr(fast.plans) == "nothing compiled yet"
+    fast(x)
+    (plan,) = fast.plans
+    assert plan.captured == ("weight",)
+    assert plan.fixed == ("a tensor of shape () made in the function or out of sight",)
+    assert plan.operations > 0
+    assert plan.seconds > 0
+    line = repr(fast.plans)
+    assert line.startswith("float64[4]: ")
+    assert "mode, measured to take" in line
+    assert "reads weight" in line
+
+
+normalized = torch.nn.BatchNorm1d(4).double()
+REFUSED = {
+    "a branch": (lambda x: x.sum() if x.sum() > 0 else -x.sum(), r"looks at the value.*test_compile.py"),
+    "item": (lambda x: x.sum() * x[0].detach().item(), "looks at the value"),
+    "NumPy": (lambda x: x.sum() * float(numpy.sum(x.detach().numpy())), r"numpy\), at .*test_compile.py"),
+    "a list": (lambda x: x.sum() * x.detach().tolist()[0], r"tolist\), at .*test_compile.py"),
+    "dropout": (lambda x: torch.dropout(x, 0.5, train=True).sum(), "random numbers with aten.bernoulli"),
+    "noise": (lambda x: (x * torch.randn(4)).sum(), "draws random numbers with aten.randn"),
+    "statistics": (lambda x: normalized(x.expand(3, 4)).sum(), "changes normalized.num_batches_tracked"),
+    "a write": (lambda x: weight.detach().copy_(x).sum() * x.sum(), "changes weight in place"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compiled_is_refused(name):
+    """With the operation and the line; with a fallback it is run eagerly, and said once."""
+    function, message = REFUSED[name]
+    kept = weight.detach().clone()
+    with pytest.raises(UntraceableError, match=message):
+        replay(covector.grad(function))(x)
+    fast = replay(covector.grad(function), fallback="eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", CompileWarning)
+        fast(x)
+        fast(-x)
+    assert ["It is run eagerly" in str(warning.message) for warning in warned] == [True]
+    assert fast.plans == ()
+    if name in ("a branch", "item"):
+        assert_close(fast(-x), covector.grad(function)(-x))
+    weight.data.copy_(kept)
+
+
+def test_the_first_result_is_compared():
+    """A function that is not one, and a backend that is wrong."""
+    calls = []
+
+    def counting(x):
+        calls.append(1)
+        return x * len(calls)
+
+    with pytest.raises(CompiledMismatchError, match="is 1 compiled and 2 eagerly"):
+        replay(counting)(torch.ones(2))
+
+    def wrong(graph, inputs):
+        return lambda *inputs: [result + 1e-6 for result in graph(*inputs)]
+
+    with pytest.raises(CompiledMismatchError, match=r"result is .* compiled and .* eagerly"):
+        covector.compile(covector.grad(energy), backend=wrong)(x)
+
+
+def test_a_value_that_changes_at_each_call():
+    """After some programs for the same arguments, the error names it."""
+    factor = 0.0
+    fast = replay(lambda x: x * factor)
+    for _ in range(8):
+        factor += 1
+        assert_close(fast(x), x * factor)
+    factor += 1
+    with pytest.raises(UntraceableError, match="because factor outside of the function changes"):
+        fast(x)
+
+
+def test_inside_others():
+    """In a batch, a derivative or a compiled function it is the function itself."""
+    hessian = covector.hessian(energy)
+    fast = replay(hessian)
+    fast(x)
+    assert_close(torch.vmap(fast)(rows), torch.vmap(hessian)(rows))
+    assert_close(covector.jacfwd(fast)(x), covector.jacfwd(hessian)(x))
+    assert_close(torch.compile(lambda x: fast(x) + 1, fullgraph=True, backend="eager")(x), hessian(x) + 1)
+
+
+def test_threads():
+    """Several threads share one program."""
+    fast, expected = replay(covector.hessian(energy)), covector.hessian(energy)(x).detach()
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not torch.allclose(fast(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(fast.plans) == 1
+
+
+def test_differentiable():
+    """The result can be differentiated by arguments and captured tensors, or is refused."""
+    gradient = covector.grad(energy)
+    fast = replay(gradient, differentiable=True)
+    point = x.clone().requires_grad_()
+    expected = torch.autograd.grad(gradient(point).sum(), [point, weight])
+    assert_close(torch.autograd.grad(fast(point).sum(), [point, weight]), expected)
+    assert "differentiable" in repr(fast.plans)
+    through = covector.grad(lambda x: (StraightThrough.apply(x) * x * weight).sum())
+    with pytest.raises(CompiledMismatchError, match="the gradient of compile"):
+        replay(through, differentiable=True)(x)
+
+
+def test_inductor():
+    """Machine code, of the mode that was measured to be faster."""
+    fast = covector.compile(covector.hessian(energy))
+    assert_close(fast(x), covector.hessian(energy)(x).detach())
+    with torch.no_grad():
+        weight.mul_(1.5)
+    assert_close(fast(u), covector.hessian(energy)(u).detach())
+    assert "inductor" in repr(fast.plans)
+    assert "mode, measured to take" in repr(fast.plans)
+
+
+def test_without_a_compiler(monkeypatch):
+    """The error says what needs none."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UnsupportedError, match="pass backend='replay'"):
+        covector.compile(covector.grad(energy))(x)
+
+
+def test_options():
+    """Checked at the door."""
+    with pytest.raises(ArgumentTypeError, match="first argument must be a function"):
+        covector.compile(x)
+    with pytest.raises(ArgumentValueError, match="fallback must be None or 'eager'"):
+        covector.compile(energy, fallback="loop")
+    with pytest.raises(ArgumentTypeError, match="backend must be"):
+        covector.compile(energy, backend=3)
+    with pytest.raises(ArgumentTypeError, match="arguments must be dense tensors"):
+        replay(energy)(x.to_sparse())
+    with pytest.raises(ArgumentTypeError, match="arguments must be dense tensors"):
+        replay(lambda x, extra: x)(x, {1, 2})
