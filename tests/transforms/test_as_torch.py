@@ -142,6 +142,24 @@ def test_keywords_of_a_pullback(library):
     assert_close(pull(ones, retain_graph=False)[0], 3 * x**2)
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("taken", [torch.float32, torch.float64, torch.complex128])
+def test_vectors_of_another_dtype(given, taken):
+    """They are converted to that of the tensor they belong to; a complex one does not fit a real one."""
+    point, vector = x.to(taken), torch.tensor([1.0, 2.0, -1.0]).to(given)
+    pairs = [
+        (lambda v: covector.vjp(cube, point)[1](v)[0], vector),
+        (lambda v: covector.jvp(cube, (point,), (v,))[1], vector),
+        (lambda v: covector.linearize(cube, point)[1](v), vector),
+    ]
+    for apply, v in pairs:
+        if given.is_complex and not taken.is_complex:
+            with pytest.raises(ValueError, match="must be like it"):
+                apply(v)
+        else:
+            assert_close(apply(v), apply(v.to(taken)))
+
+
 # Keywords
 
 

@@ -69,7 +69,7 @@ MISTAKES = [
     ("cotangent complex", lambda t: t.vjp(identity, x)[1](x + 0j), ArgumentValueError, "torch.complex128"),
     ("cotangent path", lambda t: t.vjp(lambda x: {"y": x}, x)[1]({"y": x[:2]}), ArgumentValueError, "for output['y'] must be"),
     ("linearize tangent shape", lambda t: t.linearize(total, x)[1](x[:2]), ArgumentValueError, "the tangent for x must be like it"),
-    ("linearize tangent dtype", lambda t: t.linearize(total, x)[1](x.float()), ArgumentValueError, "torch.float32"),
+    ("linearize tangent dtype", lambda t: t.linearize(total, x)[1](x + 1j), ArgumentValueError, "torch.complex128"),
     ("linearize tangent structure", lambda t: t.linearize(total, x)[1](x, x), ArgumentValueError, "structure (*,), got (*, *)"),
     ("linearize number", lambda t: t.linearize(torch.sin, 1.0), ArgumentTypeError, "can only differentiate by tensors"),
     ("has_aux", lambda t: t.grad(total, has_aux=True)(x), OutputError, "with has_aux=True the function must return a tuple (output, aux), got a tensor of shape ()."),
@@ -92,9 +92,9 @@ MISTAKES = [
 # Mistakes that torch lets pass, or that its transforms have no keyword for.
 OURS_ALONE = [
     ("chunk_size float", lambda t: t.jacrev(total, chunk_size=1.5)(x), ArgumentTypeError, "got 1.5 (float)"),
-    ("tangent dtype", lambda t: t.jvp(total, (x,), (x.float(),)), ArgumentValueError, "expected shape (3,), torch.float64, cpu, got shape (3,), torch.float32, cpu"),
+    ("tangent dtype", lambda t: t.jvp(total, (x,), (x + 1j,)), ArgumentValueError, "expected shape (3,), torch.float64, cpu, got shape (3,), torch.complex128, cpu"),
     ("tangent device", lambda t: t.jvp(total, (x,), (x.to("meta"),)), ArgumentValueError, "got shape (3,), torch.float64, meta"),
-    ("cotangent dtype", lambda t: t.vjp(identity, x)[1](x.float()), ArgumentValueError, "got shape (3,), torch.float32, cpu"),
+    ("cotangent dtype", lambda t: t.vjp(identity, x)[1](x + 1j), ArgumentValueError, "got shape (3,), torch.complex128, cpu"),
     ("cotangent device", lambda t: t.vjp(identity, x)[1](x.to("meta")), ArgumentValueError, "got shape (3,), torch.float64, meta"),
     ("no primals vjp", lambda t: t.vjp(lambda: x), ArgumentTypeError, "there is no tensor to differentiate by"),
     ("empty tree", lambda t: t.grad(lambda d: x.sum())({}), ArgumentTypeError, "there is no tensor to differentiate by"),

@@ -246,7 +246,7 @@ def check_match(
     spec: Spec,
     names: Callable[[], list[str]],
 ) -> list[Tensor]:
-    """The leaves of a tree of tangents or cotangents, which has to fit the tensors they belong to."""
+    """The leaves of a tree of tangents or cotangents, in the dtypes of the tensors that they have to fit."""
     if spec is LEAF and isinstance(tree, Tensor) and alike(tree, like[0]):
         return [tree]
     leaves, given = flatten(tree)
@@ -260,10 +260,13 @@ def check_match(
                 f"{caller}: the {kind} for {names()[position]} must be a tensor, got {summary(leaf)}."
             )
         if not alike(leaf, tensor):
-            raise ArgumentValueError(
-                f"{caller}: the {kind} for {names()[position]} must be like it: expected "
-                f"{_kind(tensor)}, got {_kind(leaf)}."
-            )
+            if tensor.is_complex() or not leaf.is_complex():
+                leaves[position] = leaf.to(tensor.dtype)
+            if not alike(leaves[position], tensor):
+                raise ArgumentValueError(
+                    f"{caller}: the {kind} for {names()[position]} must be like it: expected "
+                    f"{_kind(tensor)}, got {_kind(leaf)}."
+                )
     return leaves
 
 
