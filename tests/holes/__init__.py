@@ -7,9 +7,9 @@ step, without the noise. Each kind has a module of its own, and each wrong funct
 
 from __future__ import annotations
 
-from holes import cotangents, given, steps
+from holes import cotangents, given, precision, steps
 from holes.table import Hole
 
-HOLES: list[Hole] = [*given.HOLES, *cotangents.HOLES, *steps.HOLES]
+HOLES: list[Hole] = [*given.HOLES, *precision.HOLES, *cotangents.HOLES, *steps.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]
 RIGHT = [hole for hole in HOLES if hole.right]

@@ -169,6 +169,7 @@ def hooked(factor: float) -> Inputs:
 
 
 classes.pair("registers its inputs in a module", registers, parameters((3,), (2,)))
+classes.pair("registers its inputs, single precision", registers, parameters((3,), (2,), dtype=torch.float32))
 classes.pair("a list of parameters", in_a_list, parameters((3,), (3,), (3,)))
 classes.pair(
     "another branch for a subclass",

@@ -35,6 +35,8 @@ class Figures:
     tol: Tolerance
     pairs: tuple[Pair, ...]
     scans: tuple[Scan, ...]
+    rounded: bool = False
+    """Whether entries may be off by their rounding error in low precision, beyond the tolerance."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,8 @@ class Source:
             run.numeric.limit = _UNLIMITED
             pairs = pairs_of(jacobians)
             suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
-            scans = [
-                scan(run.numeric, m.analytic, m.row, m.column, str(m.entry), run.options.tol)
-                for m in _distinct(suspects)
-            ]
-        return Figures(mode, jacobians.whole, run.options.tol, pairs, tuple(scans))
+            scans = [scan(run.numeric, m, run.options.tol) for m in _distinct(suspects)]
+        return Figures(mode, jacobians.whole, run.options.tol, pairs, tuple(scans), run.above is not None)
 
 
 def _mode(run: CheckRun, findings: tuple[Finding, ...]) -> str:

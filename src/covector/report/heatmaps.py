@@ -30,6 +30,7 @@ class View:
     analytic: tuple[float, ...]
     numeric: tuple[float, ...]
     error: tuple[float, ...]
+    allowed: tuple[float, ...]
     worst_row: tuple[int, ...]
     worst_column: tuple[int, ...]
 
@@ -152,8 +153,9 @@ def _view(title: str, block: _Block, step: tuple[int, int]) -> View:
     rows, columns = list(range(0, height, step[0])), list(range(0, width, step[1]))
     chosen = _chosen(block, step)
     row, column = chosen // width, chosen % width
-    analytic, numeric, error = (
-        tuple(m.flatten()[chosen].tolist()) for m in (block.analytic, block.numeric, block.error)
+    analytic, numeric, error, allowed = (
+        tuple(m.flatten()[chosen].tolist())
+        for m in (block.analytic, block.numeric, block.error, block.allowed)
     )
     return View(
         title,
@@ -163,6 +165,7 @@ def _view(title: str, block: _Block, step: tuple[int, int]) -> View:
         analytic,
         numeric,
         error,
+        allowed,
         tuple(block.rows[row].tolist()),
         tuple(block.columns[column].tolist()),
     )

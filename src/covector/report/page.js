@@ -38,6 +38,7 @@
   const number = (value) => typeof value === "string" ? value : String(Number(value.toPrecision(6)));
   const finite = (value) => typeof value === "number";
   const allowed = (cell) => {
+    if (view().allowed) return view().allowed[cell];
     const n = view().numeric[cell];
     return finite(n) ? data.atol + data.rtol * Math.abs(n) : data.atol;
   };

@@ -263,7 +263,7 @@ def _scans(figures: Figures | None) -> str:
     drawn = []
     for scan in figures.scans:
         caption = f"<figcaption><code>{escape(scan.entry)}</code></figcaption>"
-        drawn.append(f"<figure>{caption}{step_plot(scan, figures.tol)}</figure>")
+        drawn.append(f"<figure>{caption}{step_plot(scan)}</figure>")
         if scan.kink:
             left, right = (_number(_last(side), 4) for side in (scan.left, scan.right))
             text = f" one-sided slopes: {left} from the left, {right} from the right"
@@ -301,17 +301,17 @@ def _data(figures: Figures | None) -> str:
         data = {
             "atol": figures.tol.atol,
             "rtol": figures.tol.rtol,
-            "pairs": [_pair_data(pair) for pair in figures.pairs],
+            "pairs": [_pair_data(pair, figures) for pair in figures.pairs],
         }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _pair_data(pair: Pair) -> dict[str, Any]:
+def _pair_data(pair: Pair, figures: Figures) -> dict[str, Any]:
     return {
         "output": _part_data(pair.output),
         "input": _part_data(pair.input),
-        "views": [_view_data(view) for view in pair.views],
+        "views": [_view_data(view, figures) for view in pair.views],
     }
 
 
@@ -319,7 +319,7 @@ def _part_data(part: Part) -> dict[str, Any]:
     return {"name": part.name, "shape": list(part.shape), "complex": part.is_complex}
 
 
-def _view_data(view: View) -> dict[str, Any]:
+def _view_data(view: View, figures: Figures) -> dict[str, Any]:
     data: dict[str, Any] = {
         "title": view.title,
         "rows": view.rows,
@@ -329,6 +329,8 @@ def _view_data(view: View) -> dict[str, Any]:
         "numeric": [_short(value) for value in view.numeric],
         "error": [_short(value, 3) for value in view.error],
     }
+    if figures.rounded:  # what each entry is allowed does not follow from its size
+        data["allowed"] = [_short(value, 3) for value in view.allowed]
     if view.step != (1, 1):
         data |= {"worstRow": view.worst_row, "worstColumn": view.worst_column}
     return data

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from covector.report.scan import Scan
-from covector.verify.tolerance import Tolerance
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 36
@@ -51,9 +50,9 @@ def _mark(x: float, y: float, kind: str) -> str:
     return f'<rect class="{kind}" x="{x - 2.8:.1f}" y="{y - 2.8:.1f}" width="5.6" height="5.6"/>'
 
 
-def step_plot(scan: Scan, tol: Tolerance) -> str:
+def step_plot(scan: Scan) -> str:
     """|difference - analytic| and |difference - refined slope| against the step, both logarithmic."""
-    allowed = tol.atol + tol.rtol * abs(scan.value)
+    allowed = scan.allowed
     distances = {
         kind: [
             (math.log10(step), math.log10(max(abs(slope - target), _FLOOR)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from covector.verify.finding import Mismatch
 from covector.verify.judge import judge
 from covector.verify.numeric import Numeric
 from covector.verify.tolerance import Tolerance
@@ -22,6 +24,8 @@ class Scan:
     analytic: float
     value: float
     bound: float
+    allowed: float
+    """How far off the analytic value may be: by the tolerance, and in low precision by rounding."""
     kink: bool
     steps: tuple[float, ...]
     central: tuple[float, ...]
@@ -29,8 +33,9 @@ class Scan:
     right: tuple[float, ...]
 
 
-def scan(numeric: Numeric, analytic: float, row: int, column: int, entry: str, tol: Tolerance) -> Scan:
+def scan(numeric: Numeric, mismatch: Mismatch, tol: Tolerance) -> Scan:
     """Differences of one output along one input, with steps in units of max(1, |x|)."""
+    analytic, row, column = mismatch.analytic, mismatch.row, mismatch.column
     steps = _STEPS * numeric.steps.array(1.0)[column]
     here = numeric.problem.point
     moves = np.zeros((len(steps), len(here)))
@@ -43,10 +48,11 @@ def scan(numeric: Numeric, analytic: float, row: int, column: int, entry: str, t
     value = numeric.problem.value[row]
     with np.errstate(all="ignore"):
         return Scan(
-            entry,
+            str(mismatch.entry),
             analytic,
             judged.mismatch.numeric,
             judged.mismatch.bound,
+            mismatch.allowed if math.isfinite(mismatch.allowed) else judged.mismatch.allowed,
             judged.kink,
             tuple(steps.tolist()),
             tuple(((plus - minus) / (2 * steps)).tolist()),

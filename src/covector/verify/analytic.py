@@ -71,7 +71,7 @@ class _QuietMap(LinearMap):
     @lazy
     def random(self) -> Cotangents:
         """Random cotangents of the outputs."""
-        return cotangents_of(self.problem.outputs, self._seed)
+        return cotangents_of(self.problem.outputs, self._seed, half=self.problem.half_inside)
 
     @property
     def cotangents(self) -> np.ndarray:
@@ -215,16 +215,17 @@ class ReverseMap(_QuietMap):
 
     def columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A: every row is pulled back, in batches that agree with a single pullback."""
-        matrix = self._columns(which)
+        matrix = self.unchecked_columns(which)
         odd = self._odd(matrix, which)
         if odd is not None and self.batching.rung != "loop":
             self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
-            matrix = self._columns(which)
+            matrix = self.unchecked_columns(which)
             odd = self._odd(matrix, which)
         self.odd = self.odd or odd
         return matrix
 
-    def _columns(self, which: np.ndarray) -> np.ndarray:
+    def unchecked_columns(self, which: np.ndarray) -> np.ndarray:
+        """These columns of A, whether or not a batch agrees with a single pullback."""
         height = self.problem.outputs.size
         matrix = np.empty((height, len(which)))
         for start in range(0, height, self.chunk):
@@ -239,7 +240,7 @@ class ReverseMap(_QuietMap):
         for v, mixed, cotangent in zip(self.cotangents, self.mixed, sent, strict=True):
             with np.errstate(all="ignore"):
                 off, size = abs(v @ matrix - mixed[which]), abs(v) @ abs(matrix)
-                if (off > 1e-5 + 1e-3 * size).any():
+                if (off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any():
                     return cotangent
         return None
 
@@ -339,12 +340,13 @@ class ForwardMap(_QuietMap):
         """These columns of A; once all of them are known, they are kept."""
         if self._matrix is not None:
             return self._matrix[:, which]
-        matrix = self._columns(which)
+        matrix = self.unchecked_columns(which)
         if len(which) == self.problem.inputs.size:
             self._matrix = matrix
         return matrix
 
-    def _columns(self, which: np.ndarray) -> np.ndarray:
+    def unchecked_columns(self, which: np.ndarray) -> np.ndarray:
+        """These columns of A, computed anew."""
         height, width = self.problem.shape
         matrix = np.empty((height, len(which)))
         for start in range(0, len(which), self.chunk):

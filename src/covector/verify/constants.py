@@ -49,9 +49,17 @@ REST = 0.25
 """The share of a disagreement that one column may leave to others, for the next one to be looked for by
 halving: where many columns disagree, moving each of them is better."""
 
-ULPS = 32
-"""How many units in the last place of the largest entry of a row the row may be off in low precision: what a
-cotangent gives is rounded in proportion to its own largest number."""
+ROUNDED_RUNS = 6
+"""How often a function in low precision is run with random rounding, once its derivative looks wrong: the
+root mean square of six errors is below a quarter of their standard deviation once in 30,000 times."""
+
+FEW_ULPS = 8.0
+"""How many units in the last place, or times its measured rounding error, a value in low precision may be
+off to be that of the same function: another function is off by more."""
+
+FAR_SHARES = (2.0**-5, 2.0**-2)
+"""How far from the point, relative to it, a function in low precision and in double precision are compared:
+at the first most functions are defined, and at the second another slope shows in spite of rounding."""
 
 REPEATED_ROWS = 16
 """Rows of the Jacobian that are pulled back twice, one by one, through a custom backward. torch does so with

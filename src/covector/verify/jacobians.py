@@ -19,7 +19,6 @@ from covector._lazy import lazy
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
 from covector.verify.numeric import Numeric
-from covector.verify.precision import slack_of
 from covector.verify.run import CheckRun
 
 
@@ -140,8 +139,10 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     allowed = tol.atol + tol.rtol * values.abs()
     if precise is not None and bool(((precise - values).abs() > allowed + bound).any()):
         analytic = precise  # wrong in double precision too, where a mistake is not hidden by rounding
-    elif run.above is not None:
-        allowed = allowed + torch.from_numpy(slack_of(values.numpy(), problem.rounding))
+    elif run.above is not None and problem.differentiable:
+        derivative = run.forward if mode == "forward mode" else run.reverse
+        noise = run.rounding.of_columns(derivative, columns.numpy())
+        allowed = allowed + torch.from_numpy(noise[rows.numpy()])
     return Jacobians(
         mode,
         _positions(problem.outputs)[rows],

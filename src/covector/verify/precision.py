@@ -1,53 +1,144 @@
-"""A derivative in low precision against the same derivative in double precision."""
+"""A derivative in low precision: what it is held against, and how far rounding may put it off.
+
+If the function takes double precision, its derivative is checked there, and the one in low precision is held
+against that, entry by entry. Beyond the tolerance an entry may be off by its own rounding error, which is
+measured: the function and its derivative are run a few times more with every operation rounded at random.
+
+That the function is the same in double precision is an assumption, and is tested: its values have to agree
+at the point to within the same kind of noise, and where the derivatives differ, away from it too. If they do
+not, the function is differenced in the precision that it was given in.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from covector._engine.levels import GradMode
+from covector._engine.rounding import RandomRounding
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch, Outcome
+from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
+from covector.verify.vectors import weights
+
+Map = ReverseMap | ForwardMap
 
 
-def held_against(
-    low: ReverseMap | ForwardMap, high: ReverseMap | ForwardMap, verdict: Verdict, tol: Tolerance
-) -> Verdict:
-    """The verdict, after the derivative in low precision was compared with the one in double precision."""
-    rounding = low.problem.rounding
+class Rounding:
+    """The rounding errors of a function in low precision and of its derivative, measured."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+
+    def of_columns(self, analytic: Map, columns: np.ndarray) -> np.ndarray:
+        """How far rounding may put the entries of some columns off."""
+        plain = analytic.columns(columns)
+        squares = np.zeros(plain.shape)
+        for index in range(constants.ROUNDED_RUNS):
+            with RandomRounding(self._seed + index):
+                squares += np.nan_to_num(np.square(self._fresh(analytic).unchecked_columns(columns) - plain))
+        return constants.SIGMAS * self._at_least(np.sqrt(squares / constants.ROUNDED_RUNS), plain)
+
+    def of_value(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs at a point, and how far rounding may put them off."""
+        plain = self._problem.evaluate(point)
+        squares = np.zeros(plain.shape)
+        for index in range(constants.ROUNDED_RUNS):
+            with RandomRounding(self._seed + index):
+                squares += np.nan_to_num(np.square(self._problem.evaluate(point) - plain))
+        spread = self._at_least(np.sqrt(squares / constants.ROUNDED_RUNS), plain)
+        return plain, constants.FEW_ULPS * spread
+
+    def _fresh(self, analytic: Map) -> Map:
+        """The derivative by another run of the function."""
+        if isinstance(analytic, ForwardMap):
+            return ForwardMap(self._problem, self._seed)
+        with GradMode(enabled=True):
+            return ReverseMap(self._problem, self._seed, self._problem.outputs_of(self._problem.variables))
+
+    def _at_least(self, noise: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """A number is rounded when it is stored."""
+        return np.maximum(noise, self._problem.rounding * np.nan_to_num(abs(numbers), posinf=0.0))
+
+
+def same_at_the_point(low: Problem, high: Problem, rounding: Rounding) -> bool:
+    """Whether two functions have the same value at the point, as far as the rounding of one tells."""
+    off = abs(low.value - high.value)
     with np.errstate(all="ignore"):
-        off = abs(low.mixed - high.mixed)
-        slack = slack_of(high.mixed, rounding)
-        if (off <= 0.5 * tol.atol + slack).all():
-            visible = max(verdict.visible, 0.5 * tol.atol + float(slack.max()))
-            return replace(verdict, visible=visible)
+        if not (off > constants.FEW_ULPS * low.rounding * abs(low.value)).any():
+            return True
+        return not (off > rounding.of_value(low.point)[1]).any()
+
+
+def same_elsewhere(low: Problem, high: Problem, rounding: Rounding, seed: int) -> bool:
+    """The same away from the point: functions with another slope have other values there."""
+    along = weights(low.inputs.size, seed).numpy()
+    for share in constants.FAR_SHARES:
+        point = low.stored(low.point * (1 + share * along))
+        try:
+            value, noise = rounding.of_value(point)
+            with np.errstate(all="ignore"):
+                if (abs(value - high.evaluate(point)) > noise).any():
+                    return False
+        except Exception as error:  # outside of the domain of either, which tells nothing
+            if error is not low.raised and error is not high.raised:
+                raise
+            low.raised = high.raised = None
+    return True
+
+
+class Differing(NamedTuple):
+    """Where a derivative in low precision is not the precise one, and how large an error would have shown."""
+
+    mismatches: tuple[Mismatch, ...] = ()
+    found: int = 0
+    visible: float = 0.0
+
+    def added_to(self, verdict: Verdict) -> Verdict:
+        """The verdict on the precise derivative, with this."""
+        if not self.mismatches:
+            return replace(verdict, visible=max(verdict.visible, self.visible))
+        unseen = self.found - len(self.mismatches)
+        return replace(verdict, outcome=Outcome.FAILED, mismatches=self.mismatches, unseen=unseen)
+
+
+def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> Differing:
+    """Where the derivative in low precision is off by more than the tolerance and its own rounding error."""
+    with np.errstate(all="ignore"):
+        if (abs(low.mixed - high.mixed) <= 0.5 * tol.atol).all():
+            return Differing(visible=0.5 * tol.atol)
         every = np.arange(low.problem.inputs.size)
         got, expected = low.columns(every), high.columns(every)
-        slack = slack_of(expected, rounding)
-        error, allowed = abs(got - expected), tol.atol + slack + tol.rtol * abs(expected)
-        bad = ~(error <= allowed) & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
-    if not bad.any():
-        largest = float(np.where(np.isfinite(allowed), allowed, 0.0).max())
-        return replace(verdict, visible=max(verdict.visible, largest))
-    rows, columns = np.nonzero(bad)
-    order = np.argsort(-np.nan_to_num(error[rows, columns], nan=np.inf), kind="stable")[: constants.NAMED]
-    problem, shown = low.problem, []
-    for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
-        entry = Entry(
-            problem.outputs.label(row, problem.output_names),
-            problem.inputs.label(column, problem.input_names),
-        )
-        values = float(got[row, column]), float(expected[row, column])
-        bound = float(slack[row, 0])
-        shown.append(Mismatch(entry, *values, bound, float(allowed[row, column]), "", row, column))
-    unseen = len(rows) - len(shown)
-    return replace(verdict, outcome=Outcome.FAILED, mismatches=tuple(shown), unseen=unseen)
+        allowed = tol.atol + tol.rtol * abs(expected)
+        bad, noise = _bad(got, expected, allowed), np.zeros(got.shape)
+        columns = np.flatnonzero(bad.any(0))
+        if len(columns):
+            noise[:, columns] = rounding.of_columns(low, columns)
+            allowed = allowed + noise
+            bad = _bad(got, expected, allowed)
+        error = np.nan_to_num(abs(got - expected), nan=np.inf)
+    rows, at = np.nonzero(bad)
+    order = np.argsort(-error[rows, at], kind="stable")[: constants.NAMED]
+    shown = []
+    for row, column in zip(rows[order].tolist(), at[order].tolist(), strict=True):
+        a, n, bound, limit = (float(part[row, column]) for part in (got, expected, noise, allowed))
+        shown.append(Mismatch(_entry(low.problem, row, column), a, n, bound, limit, "", row, column))
+    visible = float(np.where(np.isfinite(allowed), allowed, 0.0).max(initial=0.0))
+    return Differing(tuple(shown), len(rows), visible)
 
 
-def slack_of(rows: np.ndarray, rounding: float) -> np.ndarray:
-    """What rounding may add to the error of each row."""
-    finite = np.where(np.isfinite(rows), abs(rows), 0.0)
-    return constants.ULPS * rounding * finite.max(1, keepdims=True, initial=0.0)
+def _bad(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Where two derivatives differ by more than is allowed; what is not finite in both does not."""
+    wrong = ~(abs(got - expected) <= allowed) & (got != expected)
+    return wrong & ~(np.isnan(got) & np.isnan(expected))
+
+
+def _entry(problem: Problem, row: int, column: int) -> Entry:
+    return Entry(
+        problem.outputs.label(row, problem.output_names), problem.inputs.label(column, problem.input_names)
+    )

@@ -26,6 +26,7 @@ from covector.transforms._door import summary
 from covector.verify.leaves import doubled, guarded, has_value, is_differentiable, same_bits, shifted
 
 _DOUBLE = torch.finfo(torch.float64).eps
+_HALF = {torch.float16, torch.complex32}
 _PRECISE = {torch.float64, torch.complex128}
 
 
@@ -198,6 +199,11 @@ class Problem:
             return _DOUBLE
         return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
 
+    @lazy
+    def half_inside(self) -> bool:
+        """Whether numbers pass through half precision, which holds few sizes of them."""
+        return not _HALF.isdisjoint(self._dtypes | graph.dtypes(self.reached.inner))
+
     @property
     def coarse(self) -> list[str]:
         """The inputs that have less than double precision."""
@@ -211,7 +217,7 @@ class Problem:
         chosen = set(self.arguments.chosen)
         try:
             leaves = [
-                doubled(leaf).requires_grad_() if index in chosen else doubled(leaf)
+                like(leaf, doubled(leaf.detach())) if index in chosen else doubled(leaf)
                 for index, leaf in enumerate(self.arguments.leaves)
             ]
             above = Problem(
@@ -265,6 +271,11 @@ class Problem:
         finally:
             if point is not None:
                 self._move_back()
+
+    def stored(self, point: np.ndarray) -> np.ndarray:
+        """The point as the leaves hold it, in their own precision."""
+        tensors = self.chart.from_coords(torch.from_numpy(point))
+        return self.inputs.coordinates(tensors).numpy().copy()
 
     def _as_arrays(self) -> list[np.ndarray] | None:
         """The coordinates of the leaves as arrays on the same memory, if all of them can be seen as that."""

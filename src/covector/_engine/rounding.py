@@ -1,0 +1,68 @@
+"""Rounding errors made at random: how far a computation in low precision is off, by trying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
+
+# Operations that move numbers and round nothing.
+_EXACT = {
+    "abs", "alias", "arange", "cat", "clone", "conj", "copy", "detach", "empty", "expand", "eye", "fill",
+    "flip", "full", "full_like", "gather", "index", "index_put", "index_select", "max", "maximum", "min",
+    "minimum", "neg", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scatter", "sign", "stack",
+    "where", "zero", "zeros", "zeros_like",
+}  # fmt: skip
+
+
+class RandomRounding(TorchDispatchMode):
+    """Inside, the result of every operation in low precision is moved by a unit in the last place, or not.
+
+    This is Monte Carlo arithmetic (D. S. Parker, 1997): the scatter of a few such runs is the size of the
+    rounding error of every number that comes out, cancellation included.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for the compiler, which would be loaded for that."""
+        return False
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do the operation on numbers that are rounded at random, and round what is new in its result."""
+        schema = func._schema
+        returned = [said.alias_info for said in schema.returns]
+        if schema.name.removeprefix("aten::").rstrip("_") in _EXACT or any(map(_is_view, returned)):
+            return func(*args, **(kwargs or {}))
+        if not schema.is_mutable:
+            # A kernel that adds many numbers up rounds in between, as if these were a little different.
+            args = tuple(self._rounded(arg.clone()) if _is_low(arg) else arg for arg in args)
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if _is_low(value):
+                self._rounded(value)
+        return result
+
+    def _rounded(self, value: Tensor) -> Tensor:
+        """The tensor, multiplied by 1, or half of the time by the number next to it on either side."""
+        drawn = torch.randint(-1, 3, value.shape, generator=self._generator)
+        move = torch.where(drawn == 2, 0, drawn).to(value.device, value.dtype)
+        return value.mul_(1 + move * torch.finfo(value.dtype).eps)
+
+
+def _is_low(value: Any) -> bool:
+    """Whether it is a tensor in low precision whose numbers can be changed one by one."""
+    if not isinstance(value, Tensor) or value.dtype not in _LOW or value.layout is not torch.strided:
+        return False
+    return 0 not in value.stride()
+
+
+def _is_view(alias: Any) -> bool:
+    return alias is not None and not alias.is_write
