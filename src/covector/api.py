@@ -288,6 +288,9 @@ def gradgradcheck(
     given = as_tuple(inputs)
     with unchanged(func) as device:
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
+        if not first.differentiable:
+            again = code(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
+            return _refuted(_without_backward(caller, first, again), raise_exception)
         cotangents = as_tuple(grad_outputs)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
@@ -399,6 +402,19 @@ def _unsupported(caller: Caller, first: Problem, again: str, missing: str, error
         reproduce=again,
         cause=error,
     )
+
+
+def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
+    """The report on a function of which no output has a graph, so that there is no backward to check."""
+    found = Finding(
+        "no derivative",
+        Outcome.FAILED,
+        "no output requires grad, so there is no backward whose derivative could be checked",
+        advice="The function detaches its result, or runs under no_grad.",
+    )
+    names = tuple(first.input_names), tuple(first.output_names)
+    how = "nothing could be compared"
+    return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)
 
 
 def _refuted(report: Report, raise_exception: bool) -> Literal[False]:

@@ -24,6 +24,7 @@ far.wrong("a wave, with the sign of another", ruled(torch.sin, lambda g, x: -g *
 far.wrong("a line with a wave on it that is forgotten", lambda x: x + x.detach().sin(), FAR)
 far.right("a line with a wave on it", lambda x: x + x.sin(), FAR)
 far.wrong("a wave at 1e9", ruled(torch.cos, lambda g, x: g * x.sin()), at(1e9, 2e9))
+far.right("a wave at 1e9, right", torch.cos, at(1e9, 2e9))
 far.pair("a square", lambda f: lambda x: too_much(x.square(), f), at(1e10, 3e8))
 far.pair("a root", lambda f: lambda x: too_much(x.sqrt(), f), at(1e12, 2e7, 5.0))
 far.pair(
@@ -285,6 +286,24 @@ noise.pair(
     lambda f: lambda x: too_much((x[:, None] * drawn(1000, seed=8)).sin().mean(1), f),
     leaves((3,)),
 )
+
+
+class Numpy(torch.autograd.Function):
+    """NumPy in single precision, in a function that takes and gives double precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return torch.from_numpy(np.sin(x.numpy().astype(np.float32)).astype(np.float64))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * ctx.saved_tensors[0].cos() * ctx.factor, None
+
+
+noise.pair("NumPy in single precision", lambda f: lambda x: Numpy.apply(x, f), leaves((4,)))
+
 # --- large beside small
 
 beside = Table("large beside small", HOLES)
@@ -299,6 +318,7 @@ def coupled(missing: bool) -> Any:
 
 
 beside.right("a coupling of 5e-4 beside 1e7", coupled(missing=False), leaves((6,)))
+beside.wrong("a coupling of 5e-4 beside 1e7", coupled(missing=True), leaves((6,)))
 beside.wrong("two hundredths of a slope beside 1e12", lambda x: 1e12 + too_much(x.sin(), 1.02), leaves((5,)))
 beside.wrong(
     "a tangent beside 1e12",

@@ -36,8 +36,18 @@ class Pushed(NamedTuple):
         ]
 
 
-def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
-    """J u: run the function on these leaves, the chosen ones moving along the tangents."""
+def push(
+    run: Run,
+    leaves: Sequence[Any],
+    chosen: Sequence[int],
+    tangents: Sequence[Tensor],
+    *,
+    recorded: bool = True,
+) -> Pushed:
+    """J u: run the function on these leaves, the chosen ones moving along the tangents.
+
+    Not `recorded`, the result is not to be differentiated again.
+    """
     if tracing():
         with levels.traced_jvp_level() as number:
             return _pushed(run, list(leaves), dict(zip(chosen, tangents, strict=True)), number)
@@ -46,7 +56,7 @@ def push(run: Run, leaves: Sequence[Any], chosen: Sequence[int], tangents: Seque
         if levels.active() or levels.dual_level_open() or _recorded((*inner, *tangents)):
             return _push_on_level(run, inner, chosen, tangents)
         pushed = _push_plain(run, list(inner), chosen, tangents)
-        if not _recorded(pushed.tangents):
+        if not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.

@@ -280,7 +280,7 @@ class ForwardMap(_QuietMap):
 
         primals = [variable.detach() for variable in problem.variables]
         try:
-            pushed = forward.push(run, primals, chosen, tangents)
+            pushed = forward.push(run, primals, chosen, tangents, recorded=False)
         except NotImplementedError as error:
             operation = missing_forward_rule(error) or missing_kernel(error)
             if operation is None:

@@ -67,6 +67,10 @@ all of them; a backward that differs from run to run differs in some of these.""
 
 # The steps.
 
+NEAR = 1e3
+"""Up to this size of a coordinate, steps are in proportion to it; of a larger one, as long as for this one: a
+function of 1e7 may change within a unit."""
+
 LOOK_LENGTHS = 4.0, 64.0
 """By what the next step of a look is longer, and the longest, in units of `eps`: a longer one is taken where
 rounding would hide an entry."""

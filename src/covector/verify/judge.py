@@ -178,7 +178,7 @@ def judge(
             slopes.append(slopes_of(stencil, lengths.next, numeric.noise))
         if _settled(slopes, rows[0], analytic[0], tol):
             break
-        if not lengths.follow(slopes[-1], rows[0], analytic[0], tol):
+        if not lengths.follow(slopes, rows[0], analytic[0], tol):
             break
     slopes += pending
     numeric.truncation = max(numeric.truncation, _truncation(slopes, rows[0]))
@@ -223,8 +223,7 @@ class _Lengths:
     """Which length comes next."""
 
     def __init__(self, numeric: Numeric, column: int) -> None:
-        scale = float(numeric.steps.array(1.0)[column])
-        self._longest = constants.WIDEST * scale
+        self._longest = constants.WIDEST * float(numeric.steps.scale[column])
         size = abs(float(numeric.problem.point[column]))
         # x + j h is exact for powers of two that are not lost in the last places of x.
         self._shortest = max(8 * numeric.problem.rounding * (size if size < np.inf else 0.0), 1e-300)
@@ -232,25 +231,30 @@ class _Lengths:
         self._beside_zero = size / 16 if size > 0 else np.inf
         self._tried: set[float] = set()
         self._tried_shorter = False
-        self.next = self._clamped(numeric.eps * scale)
+        self._loudest = 0.0
+        self._widest: Slopes | None = None
+        self.next = self._clamped(float(numeric.steps.array(numeric.eps)[column]))
 
     def _clamped(self, length: float) -> float:
         return float(2.0 ** round(np.log2(min(max(length, self._shortest), self._longest))))
 
-    def follow(self, slopes: Slopes, row: int, analytic: float, tol: Tolerance) -> bool:
+    def follow(self, taken: Sequence[Slopes], row: int, analytic: float, tol: Tolerance) -> bool:
         """Choose the next length from what the last one gave; False if there is none left to try."""
+        slopes = taken[-1]
         self._tried.add(slopes.length)
+        quieter = self._is_quieter(slopes, row)
         value, truncation, noise = slopes.value[row], slopes.truncation[row], slopes.noise[row]
         allowed = tol.allowed(value) if np.isfinite(value) else 0.0
         noisy, steep = noise > allowed / 8, truncation > max(noise, allowed / 8)
-        factor = min(constants.LONGEST, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGEST
-        longer = max(self._tried) * factor
-        if not np.isfinite(value) or steep or slopes.bent[row] or (noisy and not self._tried_shorter):
+        longer = self._longer(slopes, row, tol)
+        if not _tells(slopes, taken, row):
+            wanted = [longer]
+        elif not np.isfinite(value) or steep or slopes.bent[row] or (noisy and not self._tried_shorter):
             self._tried_shorter = True
             reach = _reach(slopes, row, analytic)
             wanted = [min(slopes.length / constants.SHORTER, self._beside_zero, reach)]
             wanted += [longer] if noisy else []
-        elif noisy and not (slopes.length < max(self._tried) and slopes.resolves[row]):
+        elif noisy and not (slopes.resolves[row] and quieter):
             wanted = [longer]
         else:
             wanted = [slopes.length / 4, slopes.length * 4]
@@ -258,6 +262,21 @@ class _Lengths:
         if fresh:
             self.next = fresh[0]
         return bool(fresh)
+
+    def _longer(self, slopes: Slopes, row: int, tol: Tolerance) -> float:
+        """The length at which noise leaves an eighth of what is allowed, as the longest stencil shows it."""
+        if self._widest is None or slopes.length > self._widest.length:
+            self._widest = slopes
+        value, noise = self._widest.value[row], self._widest.noise[row]
+        allowed = tol.allowed(value) if np.isfinite(value) else 0.0
+        factor = min(constants.LONGEST, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGEST
+        return self._widest.length * factor
+
+    def _is_quieter(self, slopes: Slopes, row: int) -> bool:
+        """Whether a shorter stencil has much less noise: what filled the longer one is narrower than that."""
+        level = slopes.noise[row] * slopes.length
+        self._loudest = max(self._loudest, level)
+        return bool(slopes.length < max(self._tried) and level < self._loudest / 8)
 
 
 def _reach(slopes: Slopes, row: int, analytic: float) -> float:

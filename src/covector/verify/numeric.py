@@ -37,7 +37,7 @@ class Numeric:
 
     def __init__(self, problem: Problem, eps: float, seed: int = 0, batch_bytes: int | None = None) -> None:
         self.problem = problem
-        self.steps = Steps(problem.point)
+        self.steps = Steps(problem.point, problem.rounding)
         # Of a function in low precision, steps are chosen for that.
         self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
         self.runs = 0

@@ -5,25 +5,43 @@ from __future__ import annotations
 import numpy as np
 
 from covector._lazy import lazy
+from covector.verify import constants
 
 # Smaller steps, relative to the point, are lost in its rounding.
 _LOST = 1e-12
 
+# So many units in the last place of its point a step is long at least.
+_FEW = 8.0
+
 
 class Steps:
-    """Steps from a point, in proportion to the size of each coordinate where that is more than one."""
+    """Steps from a point, in proportion to the size of a coordinate if that is more than one, up to a limit.
 
-    def __init__(self, point: np.ndarray) -> None:
-        self._point = point
+    A function of a large number need not be a flat one: steps in proportion to 1e7 step over a sine. So steps
+    begin near, and a judge takes longer ones where noise asks for it.
+    """
+
+    def __init__(self, point: np.ndarray, rounding: float) -> None:
+        self._point, self._rounding = point, rounding
         self._arrays: dict[float, np.ndarray] = {}
 
     def array(self, eps: float) -> np.ndarray:
         """A step for each coordinate; not to be written to."""
         if eps not in self._arrays:
-            wanted = eps * self._scale
-            exact = eps >= _LOST and self._finite
-            self._arrays[eps] = (self._point + wanted) - self._point if exact else self.made(wanted)
+            self._arrays[eps] = self._made_array(eps)
         return self._arrays[eps]
+
+    def _made_array(self, eps: float) -> np.ndarray:
+        scale = self.scale
+        if self._has_far:
+            wanted = eps * np.minimum(scale, constants.NEAR)
+            # A power of two that is not lost in the last places of the point is added without rounding.
+            least = np.maximum(wanted, _FEW * self._rounding * scale)
+            wanted = np.where(scale > constants.NEAR, np.exp2(np.round(np.log2(least))), wanted)
+        else:
+            wanted = eps * scale
+        exact = eps >= _LOST and self._finite
+        return (self._point + wanted) - self._point if exact else self.made(wanted)
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
@@ -34,7 +52,8 @@ class Steps:
         return _made(self._point[columns], wanted)
 
     @lazy
-    def _scale(self) -> np.ndarray:
+    def scale(self) -> np.ndarray:
+        """The size of each coordinate, or one."""
         size = abs(self._point)
         if self._finite:
             return np.maximum(size, 1.0)
@@ -44,6 +63,10 @@ class Steps:
     @lazy
     def _finite(self) -> bool:
         return bool(abs(self._point).max(initial=0.0) < np.inf)
+
+    @lazy
+    def _has_far(self) -> bool:
+        return bool(self.scale.max(initial=0.0) > constants.NEAR)
 
 
 def _made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
