@@ -239,8 +239,8 @@ def shared_mistake_by_one_input(factor: float) -> Any:
     return ruled(lambda a, b: a * b, lambda g, a, b: (g * b, g * a * factor), vmap=rule)
 
 
-def one_entry_of_a_product(factor: float) -> Any:
-    weight = drawn(3, 40, seed=4, low=-0.5)
+def one_entry_of_a_product(factor: float, size: int = 40) -> Any:
+    weight = drawn(3, size, seed=4, low=-0.5)
     changed = weight.clone()
     changed[1, 17] *= factor
 
@@ -251,13 +251,13 @@ def one_entry_of_a_product(factor: float) -> Any:
     return ruled(lambda x: weight @ x, lambda g, x: g @ changed, vmap=rule)
 
 
-def only_small_batches(factor: float) -> Any:
-    """Beyond eight points, the batching rule computes what the wrong backward says."""
+def only_small_batches(factor: float, first: int = 8) -> Any:
+    """From some point on, the batching rule computes what the wrong backward says."""
 
     def rule(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, int]:
         x = x.movedim(dims[0], 0)
         y = x**3
-        y[8:] += (factor - 1) * 3 * x[:1] ** 2 * (x[8:] - x[:1])
+        y[first:] += (factor - 1) * 3 * x[:1] ** 2 * (x[first:] - x[:1])
         return y, 0
 
     return ruled(lambda x: x**3, lambda g, x: 3 * g * x**2 * factor, vmap=rule)
@@ -290,6 +290,13 @@ for _name, _make in {
 }.items():
     batches.pair(_name, _make, leaves((12,)))
 batches.pair("a rule that is wrong by one input", shared_mistake_by_one_input, leaves((6,), (6,)))
+batches.pair("a rule that is wrong beyond two points", lambda f: only_small_batches(f, 2), leaves((12,)))
+batches.pair(
+    "a rule that is wrong in one entry of many",
+    lambda f: one_entry_of_a_product(f, 1000),
+    leaves((1000,)),
+    1.02,
+)
 batches.pair("a rule that is wrong in one entry", one_entry_of_a_product, leaves((40,)))
 
 

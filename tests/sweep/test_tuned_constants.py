@@ -16,9 +16,12 @@ pytestmark = pytest.mark.sweep
 # What no verdict and no count turns on here: margins of safety, memory and time, each with its reason.
 MARGINS = {
     "SCALE",
+    "SCALE_HALF",
+    "LARGE",
+    "LARGE_HALF",
+    "FEW_ULPS",
     "UNMOVED",
     "BATCH_ROUNDING",
-    "BATCH_SHARE",
     "BATCH_BYTES",
     "BATCH_NUMBERS",
     "KEPT_NUMBERS",
@@ -51,6 +54,11 @@ FUNCTIONS = {
     "an output of 1e10": (lambda x: x.sin() + 1e10, point(0.3, 0.6)),
     "an output of 1e11": (lambda x: x.sin() + 1e11, point(0.3, 0.6)),
     "single precision": (torch.sin, torch.tensor([0.3, 0.6], requires_grad=True)),
+    "bfloat16": (
+        lambda x: (x.sin() * x).cumsum(0).tanh(),
+        torch.tensor([0.3, 0.6, 0.9, 1.2], dtype=torch.bfloat16, requires_grad=True),
+    ),
+    "far from zero": (torch.sin, point(1e7, 3e6)),
     "too large an output": (lambda x: x.sin() + 1e15, point(0.3, 0.6)),
     "steep": (lambda x: (1e4 * x).sin(), point(0.3, 1.5)),
     "steep and many": (lambda x: (300 * x).sin(), linspace(0.5, 1.5, 40)),

@@ -107,12 +107,9 @@ within torch's own number of runs and 60."""
 BATCH_BYTES = 100 * 2**20
 """Memory of one batch of evaluations beside what a single one takes."""
 
-BATCH_ROUNDING = 1e3
-"""How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order."""
-
-BATCH_SHARE = 1e-3
-"""How far a batch may be from a single evaluation, as a share of how far the function has moved: a batching
-rule that lacks a term is off by more."""
+BATCH_ROUNDING = 1e4
+"""How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.
+With a step of 1e-6, a batching rule that lacks 2e-6 of a slope is off by more."""
 
 FEW_POINTS = 4
 """Up to this many points, a batch takes longer than single evaluations."""

@@ -130,7 +130,9 @@ class Evidence:
             random = weights(problem.inputs.size, run.options.seed + 2).numpy()
             move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
             with Holding(self.cuts):
-                held = torch.from_numpy(problem.evaluate(problem.point + move) - problem.value)
+                held = torch.from_numpy(run.numeric.single(problem.point + move) - problem.value)
+            if not held.isfinite().all():  # outside of the domain
+                return None
             direction, cotangent = torch.from_numpy(move), weights(problem.outputs.size, run.options.seed + 3)
             left = cotangent @ (held - both.analytic @ direction)
             error = cotangent @ ((both.numeric - both.analytic) @ direction)

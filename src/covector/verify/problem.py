@@ -8,6 +8,7 @@ then the caller's own tensors are the leaves, which are put back whatever happen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -317,8 +318,8 @@ class Problem:
             return self.outputs_of(self.variables)
 
     def run_elsewhere(self, point: np.ndarray) -> None:
-        """Run the function on other tensors, at another point."""
-        with GradMode(enabled=False):
+        """Run the function on other tensors, at another point, which may be outside of its domain."""
+        with GradMode(enabled=False), suppress(Exception):
             self.call([tensor.clone() for tensor in self.chart.from_coords(torch.from_numpy(point))])
 
     def require_pure(self) -> None:
