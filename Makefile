@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+DIST_READY := $(VENV)/.dist-ready
 
-.PHONY: demo test sweep browser bench zoo docs lint clean
+.PHONY: demo test sweep versions dist package browser bench zoo docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -16,6 +17,21 @@ test: $(READY)
 # Every operator that torch can differentiate; several minutes.
 sweep: $(READY)
 	$(BIN)/python -m pytest -m sweep
+
+# All tests with several releases of torch, in environments that are deleted again; it says first what that takes.
+# VERSIONS="2.9.1 2.15.0" chooses; without it, the oldest, the pinned and the newest.
+versions:
+	$(PYTHON) tools/versions.py $(VERSIONS)
+
+# What is published: the wheel and the source distribution, and whether an index would take them.
+dist: $(DIST_READY)
+	rm -rf dist build
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+
+# The same, installed in environments of their own and used there; a minute or two.
+package: dist
+	$(BIN)/python -m pytest -m sweep tests/package
 
 # The page of a report in a real browser, which has to be there already.
 CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /usr/bin/google-chrome))
@@ -53,5 +69,9 @@ $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $(DOCS_READY)
 
+$(DIST_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dist]"
+	touch $(DIST_READY)
+
 clean:
-	rm -rf $(VENV) build docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
