@@ -175,7 +175,10 @@ class Session:
         self.undo.close()
 
     def _redirect(self) -> None:
-        from covector import compat
+        try:
+            from covector import compat
+        except ImportError as error:  # a torch that it does not work with
+            raise pytest.UsageError(f"--covector: {error}") from error
         from covector.errors import UnsupportedError
 
         compare = self.config.option.covector == "compare"

@@ -139,6 +139,17 @@ def test_folders_with_a_conftest_of_their_own(wrong, run):
     assert summary_of(result)[0] == "9 checks in # s: 6 failed, 3 passed"
 
 
+def test_a_torch_that_covector_does_not_work_with_is_a_usage_error(pytester):
+    """The reason, and nothing of the inside of pytest."""
+    pytester.makeconftest("import torch\ndel torch._C._functorch._wrap_for_grad")
+    pytester.makepyfile("import torch\ndef test_nothing(): pass")
+    result = pytester.runpytest_subprocess("--covector")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: --covector: covector does not work with torch *_wrap_for_grad. It is*"]
+    )
+
+
 def test_a_run_without_checks_says_so(pytester, run):
     pytester.makepyfile("def test_nothing(): pass")
     assert summary_of(run("--covector")) == ["no gradcheck ran"]
