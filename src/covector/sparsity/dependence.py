@@ -111,7 +111,7 @@ def _united_pair(one: Dependence, other: Dependence) -> Dependence:
     if bool(both.any()):
         low, high = torch.minimum(first, second)[both], torch.maximum(first, second)[both]
         count = table.shape[0]
-        pairs, place = _distinct((low * count + high).numpy())
+        pairs, place = _distinct((low * count + high).numpy(), first[both].numpy())
         left, right = pairs // count, pairs % count
         ids = ids.clone()
         if _too_many(table, left, right):
@@ -166,9 +166,9 @@ def _members(flat: Integers, starts: Integers, groups: Integers) -> tuple[Intege
     return flat[offsets + np.arange(indptr[-1])], indptr
 
 
-def _distinct(keys: Integers) -> tuple[Integers, Integers]:
-    """The different keys, and which of them each one is; quick where all differ and are in order."""
-    if len(keys) < 2 or (np.diff(keys) > 0).all():
+def _distinct(keys: Integers, low: Integers) -> tuple[Integers, Integers]:
+    """The different keys, and which of them each one is; quick where a part of each is in no other."""
+    if len(keys) < 2 or np.bincount(low).max() == 1:
         return keys, np.arange(len(keys))
     found, place = np.unique(keys, return_inverse=True)
     return found, place.reshape(-1)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from covector._chart import Chart
 from covector._engine.compiled import outside_graphs
+from covector._engine.memory import give_back
 from covector._tree import Argnames, Argnums, Arguments
 from covector.errors import ArgumentValueError, Caller, PatternError
 from covector.sparsity.assembly import check_layout
@@ -261,6 +262,7 @@ def _planned(
     """The first of the plans that may do which is right; the last one has to be."""
     arguments = options.selection.bind(derivative.caller, args, kwargs)
     found = _pattern(derivative, options, arguments)
+    give_back()  # what detection took is not needed beside what evaluation takes
     *earlier, (last, last_reason) = _colorings(derivative, found.pattern, options.mode)
     for coloring, reason in earlier if options.verify else ():
         plan = _made(derivative, options, arguments, found, coloring(), reason)

@@ -1,0 +1,314 @@
+"""Sparse Jacobians and Hessians beside asdex and sparsejac on JAX, CasADi, and dense torch.func.
+
+`python -m benchmarks sparsity` prints two tables: the first call (detect, colour, evaluate) against asdex's, and a
+repeated call (eager, replayed, compiled) against the fastest of the peers; then what a dense Jacobian takes, and the
+memory of the largest. The peers are in the extra `bench-sparse`; without them there is nothing to compare with.
+
+Everything runs in one process on one thread, in double precision, measured in processor time in alternating blocks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.spatial import Delaunay
+
+import covector
+from benchmarks._measure import Ratio, compare, one_thread, resident_peak
+from benchmarks._table import Row
+
+TASK = "sparsity"
+# What the design asks for.
+FIRST_TARGET = 0.2  # of asdex's first call, from 8,000 inputs on
+REPLAY_TARGET = 4.0  # of asdex's repeated call
+INDUCTOR_TARGET = 1.0  # of the fastest peer, from 10,000 inputs on
+DENSE_TARGET = 1e-3  # of dense torch.func at 10,000 inputs
+MEMORY_TARGET = 80e6  # bytes at 100,000 inputs, beyond what was there before
+LARGE = 8_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One function, written for a namespace: torch, or jax.numpy (`roll`, `stack` and the like are the same)."""
+
+    name: str
+    function: Callable[[Any, Any], Any]
+    shape: tuple[int, ...]
+    hessian: bool = False
+    symbolic: bool = False
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def point(self) -> np.ndarray:
+        return np.random.default_rng(0).random(self.shape) + 0.5
+
+
+def burgers(xp: Any, u: Any) -> Any:
+    left, right = xp.roll(u, 1), xp.roll(u, -1)
+    return u * (left - right) / 2 + 0.1 * (left - 2 * u + right)
+
+
+def brusselator(xp: Any, state: Any) -> Any:
+    u, v = state[0], state[1]
+
+    def laplacian(w: Any) -> Any:
+        return xp.roll(w, 1, 0) + xp.roll(w, -1, 0) + xp.roll(w, 1, 1) + xp.roll(w, -1, 1) - 4 * w
+
+    reaction = u * u * v
+    return xp.stack([1 + reaction - 4.4 * u + 0.1 * laplacian(u), 3.4 * u - reaction + 0.1 * laplacian(v)])
+
+
+def rosenbrock(xp: Any, x: Any) -> Any:
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def arrow(xp: Any, x: Any) -> Any:
+    return xp.concatenate([(x**2).sum().reshape(1), x[1:] * xp.sin(x[0])])
+
+
+@cache
+def _weights(xp: Any) -> Any:
+    draw = np.random.default_rng(1)
+    return [_constant(xp, draw.standard_normal(shape) / 3) for shape in ((8, 16), (16, 8))]
+
+
+def _constant(xp: Any, array: np.ndarray) -> Any:
+    """A constant that both namespaces take: JAX takes arrays of NumPy."""
+    return torch.from_numpy(array) if xp is torch else array
+
+
+def samples(xp: Any, x: Any) -> Any:
+    first, second = _weights(xp)
+    return xp.tanh(xp.tanh(x @ first) @ second)
+
+
+@cache
+def _edges(count: int) -> np.ndarray:
+    points = np.random.default_rng(2).random((count, 2))
+    pairs = Delaunay(points).simplices[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    return np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0)
+
+
+@cache
+def _ends(xp: Any, count: int) -> tuple[Any, Any]:
+    ends = _edges(count)
+    return _constant(xp, ends[:, 0].astype(np.int64)), _constant(xp, ends[:, 1].astype(np.int64))
+
+
+def mesh(xp: Any, x: Any) -> Any:
+    """A nonlinear graph Laplacian: flow along the edges of random triangles."""
+    start, end = _ends(xp, x.shape[0])
+    flow = xp.tanh(x[end] - x[start])
+    if xp is torch:
+        return torch.zeros_like(x).index_add(0, start, flow) - x**3
+    return xp.zeros_like(x).at[start].add(flow) - x**3
+
+
+PROBLEMS = [
+    *(Problem(f"Burgers {n:.0e}", burgers, (int(n),), symbolic=n <= 1e4) for n in (1e3, 1e4, 1e5)),
+    *(Problem(f"Brusselator 2x{n}x{n}", brusselator, (2, n, n)) for n in (64, 128)),
+    Problem("block MLP 1024x8", samples, (1024, 8)),
+    *(Problem(f"Rosenbrock Hessian {n:.0e}", rosenbrock, (int(n),), hessian=True) for n in (1e3, 1e4, 1e5)),
+    Problem("mesh of triangles 1e4", mesh, (10_000,)),
+    Problem("arrow 1e4", arrow, (10_000,)),
+]
+
+
+def ours(problem: Problem) -> Callable[[], Any]:
+    """Detect, colour, check and evaluate."""
+    x = torch.from_numpy(problem.point())
+    door = covector.sparse_hessian if problem.hessian else covector.sparse_jacobian
+    return lambda: door(lambda x: problem.function(torch, x))(x)
+
+
+def plan_of(problem: Problem) -> tuple[Any, torch.Tensor]:
+    x = torch.from_numpy(problem.point())
+    make = covector.hessian_plan if problem.hessian else covector.jacobian_plan
+    return make(lambda x: problem.function(torch, x), x), x
+
+
+def asdex_first(problem: Problem) -> Callable[[], Any]:
+    """The same by asdex: detect, colour, compile and evaluate."""
+    import asdex
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(problem.point())
+    door = asdex.hessian if problem.hessian else asdex.jacobian
+
+    def call() -> Any:
+        return jax.block_until_ready(door(lambda x: problem.function(jnp, x), x)(x))
+
+    return call
+
+
+def peers(problem: Problem) -> dict[str, Callable[[], Any]]:
+    """A repeated call of each peer that can do it, compiled."""
+    import asdex
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(problem.point())
+    function = lambda x: problem.function(jnp, x)
+    found: dict[str, Callable[[], Any]] = {}
+    fast = jax.jit((asdex.hessian if problem.hessian else asdex.jacobian)(function, x))
+    found["asdex"] = lambda: jax.block_until_ready(fast(x))
+    if not problem.hessian and len(problem.shape) == 1 and "arrow" not in problem.name and problem.size <= 10_000:
+        found["sparsejac"] = _sparsejac(problem, function, x)
+    if problem.symbolic:
+        found["CasADi"] = _casadi(problem)
+    return found
+
+
+def _sparsejac(problem: Problem, function: Callable[[Any], Any], x: Any) -> Callable[[], Any]:
+    import jax
+    import sparsejac
+    from jax.experimental.sparse import BCOO
+
+    plan, _ = plan_of(problem)
+    known = BCOO.from_scipy_sparse(sparse.csr_matrix(plan.pattern.to_scipy().astype(float)))
+    fast = jax.jit(sparsejac.jacrev(function, known))
+    return lambda: jax.block_until_ready(fast(x))
+
+
+def _casadi(problem: Problem) -> Callable[[], Any]:
+    import casadi
+
+    n = problem.size
+    u = casadi.SX.sym("u", n)
+    left, right = casadi.vertcat(u[-1], u[: n - 1]), casadi.vertcat(u[1:], u[0])
+    value = u * (left - right) / 2 + 0.1 * (left - 2 * u + right)
+    function = casadi.Function("J", [u], [casadi.jacobian(value, u)])
+    x = casadi.DM(problem.point())
+    return lambda: function(x)
+
+
+def first_calls() -> Iterator[Row]:
+    """Detect, colour, evaluate: once each, alternating, after both were warmed up on a small problem."""
+    small = Problem("", burgers, (64,))
+    ours(small)()
+    asdex_first(small)()
+    with one_thread():
+        for problem in PROBLEMS:
+            times: dict[str, list[float]] = {"ours": [], "asdex": []}
+            for _ in range(3):
+                for name, make in (("ours", ours), ("asdex", asdex_first)):
+                    call = make(problem)
+                    start = process_time()
+                    call()
+                    times[name].append(process_time() - start)
+            target = FIRST_TARGET if problem.size >= LARGE else None
+            yield Row(f"{problem.name}, first", "time", Ratio.of(times["ours"], times["asdex"]), target)
+
+
+def repeated_calls() -> Iterator[Row]:
+    """The values at a new point, against asdex (replay) and against the fastest peer (inductor)."""
+    for problem in PROBLEMS:
+        plan, x = plan_of(problem)
+        theirs = peers(problem)
+        seconds = {name: compare(call, call, pairs=3).ours for name, call in theirs.items()}
+        fastest = min(seconds, key=lambda name: seconds[name])
+        yield Row(f"{problem.name}, eager/asdex", "time", compare(lambda: plan(x), theirs["asdex"]), None)
+        for backend, peer, target in (
+            ("replay", "asdex", REPLAY_TARGET),
+            ("inductor", fastest, INDUCTOR_TARGET if problem.size >= LARGE else None),
+        ):
+            compiled = plan.compile(backend)
+            call = lambda compiled=compiled: compiled(x)
+            yield Row(f"{problem.name}, {backend}/{peer}", "time", compare(call, theirs[peer]), target)
+
+
+def dense_call() -> Row:
+    """A Jacobian of 10,000 x 10,000 by torch.func, in chunks that fit, against the plan's."""
+    problem = PROBLEMS[1]
+    plan, x = plan_of(problem)
+    dense = torch.func.jacrev(lambda x: burgers(torch, x), chunk_size=500)
+    with one_thread():
+        start = process_time()
+        dense(x)
+        theirs = process_time() - start
+        plan(x)
+        times = []
+        for _ in range(10):
+            start = process_time()
+            plan(x)
+            times.append(process_time() - start)
+    return Row("Burgers 1e+04, eager/dense torch.func", "time", Ratio.of(times, [theirs] * 10), DENSE_TARGET)
+
+
+def memory_of(name: str) -> float:
+    """How far the first call raises the memory of a fresh process, in which a small one was made before."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_memory_here, (name,))
+
+
+def _memory_here(name: str) -> float:
+    torch.set_num_threads(1)
+    problem = next(problem for problem in PROBLEMS if problem.name == name)
+    ours(Problem("", problem.function, (64,), hessian=problem.hessian))()
+    call = ours(problem)
+    _, peak = resident_peak(call)
+    return peak
+
+
+def growth(sizes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000)) -> Iterator[dict[str, float]]:
+    """Time and memory of a first and a repeated call as the number of nonzeros grows."""
+    for size in sizes:
+        problem = Problem("", burgers, (size,))
+        with one_thread():
+            call, (plan, x) = ours(problem), plan_of(problem)
+            start = process_time()
+            call()
+            first = process_time() - start
+            plan(x)
+            repeated = min(_timed(lambda plan=plan, x=x: plan(x)) for _ in range(5))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peak = pool.apply(_memory_of_size, (size,))
+        yield {"nonzeros": 3 * size, "first": first, "repeated": repeated, "bytes": peak}
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = process_time()
+    call()
+    return process_time() - start
+
+
+def _memory_of_size(size: int) -> float:
+    torch.set_num_threads(1)
+    ours(Problem("", burgers, (64,)))()
+    call = ours(Problem("", burgers, (size,)))
+    return resident_peak(call)[1]
+
+
+def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
+    """The rows of the tasks that are wanted; none without the peers."""
+    if not wanted(TASK):
+        return
+    # XLA reads these once, when it is loaded.
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    try:
+        import asdex  # noqa: F401
+        import casadi  # noqa: F401
+        import jax
+        import sparsejac  # noqa: F401
+    except ImportError as error:
+        print(f"sparsity: {error.name} is not installed (pip install -c constraints.txt -e '.[bench-sparse]')")
+        return
+    jax.config.update("jax_enable_x64", True)
+    yield from first_calls()
+    yield dense_call()
+    yield from repeated_calls()
+    for name in ("Burgers 1e+05", "Rosenbrock Hessian 1e+05"):
+        yield Row(f"{name}, MiB/{MEMORY_TARGET / 1e6:.0f} MB", "memory", Ratio.of([memory_of(name)], [MEMORY_TARGET]), 1.0)
