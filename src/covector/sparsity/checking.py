@@ -89,7 +89,7 @@ def require(
     used = torch.zeros(plan.pattern.nnz, dtype=torch.bool)
     for number in range(points):
         at = arguments if number == 0 else _moved(arguments, generator)
-        found = plan._read_off(plan._products(at)) if values is None or number else values
+        found = plan._read_off(plan._products(at).flat) if values is None or number else values
         found = levels.bare(found)
         used |= found.cpu() != 0
         for check in (_pushed, _pulled):

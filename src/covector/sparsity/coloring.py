@@ -329,9 +329,11 @@ def _orders(pattern: SparsityPattern, across: SparsityPattern) -> Iterator[Integ
 
 def _undirected(graph: SparsityPattern) -> Integers:
     """A number for the edge of each entry, the same for (i, j) and (j, i)."""
-    rows, columns = graph.rows, graph.indices
-    low, high = np.minimum(rows, columns), np.maximum(rows, columns)
-    return np.unique(low * graph.shape[0] + high, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    above = graph.rows < graph.indices
+    numbers = np.cumsum(above) - 1
+    # Below the diagonal the entry has the number of its mirror image, which stands where the transpose has it.
+    mirror = sparse.csr_array((numbers, graph.indices, graph.indptr), shape=graph.shape).T.tocsr().data
+    return np.where(above, numbers, mirror).astype(np.int64)
 
 
 def _renumbered(colors: Integers) -> Integers:

@@ -102,24 +102,44 @@ def united(dependences: Sequence[Dependence], shape: Sequence[int]) -> Dependenc
 
 
 def _united_pair(one: Dependence, other: Dependence) -> Dependence:
-    if one.ids.shape == other.ids.shape and one.sets is other.sets and torch.equal(one.ids, other.ids):
+    if one.sets is other.sets and torch.equal(one.ids, other.ids):
         return one
+    if _all_written_out(one) and _all_written_out(other):
+        new = _pairs(one.sets, one.ids.reshape(-1), other.sets, other.ids.reshape(-1))
+        if new is not None:
+            return new.with_ids(new.ids.reshape(one.ids.shape))
     table, (first, second) = merged([one, other])
-    both = (first != second) & (first != NONE) & (second != NONE) & (first != ALL) & (second != ALL)
+    both = (first != second) & (first >= _FIXED) & (second >= _FIXED)
     # Where one of the two is empty, or all, the larger set is the union.
     ids = torch.where((first == ALL) | (second == ALL), ALL, torch.where(first == NONE, second, first))
     if bool(both.any()):
-        low, high = torch.minimum(first, second)[both], torch.maximum(first, second)[both]
-        count = table.shape[0]
-        pairs, place = _distinct((low * count + high).numpy(), first[both].numpy())
-        left, right = pairs // count, pairs % count
+        new = _pairs(table, first[both], table, second[both])
         ids = ids.clone()
-        if _too_many(table, left, right):
+        if new is None:
             ids[both] = ALL
         else:
-            table, new = _appended(table, table[left] + table[right])
-            ids[both] = torch.from_numpy(new[place])
+            table, (kept, replaced) = merged([Dependence(ids, table), new])
+            ids = kept.clone()
+            ids[both] = replaced
     return _compact(ids, table)
+
+
+def _all_written_out(dependence: Dependence) -> bool:
+    """Whether no element has the set of none or of all inputs."""
+    return bool((dependence.ids >= _FIXED).all())
+
+
+def _pairs(left: Any, first: Tensor, right: Any, second: Tensor) -> Dependence | None:
+    """The unions of pairs of sets from two tables; None if these would be too large to write out."""
+    keys, place = _distinct((first * right.shape[0] + second).numpy(), first.numpy())
+    rows, columns = keys // right.shape[0], keys % right.shape[0]
+    entries = np.diff(left.indptr)[rows].sum(dtype=np.int64) + np.diff(right.indptr)[columns].sum(
+        dtype=np.int64
+    )
+    if entries > _MOST_ENTRIES:
+        return None
+    table, numbers = _appended(_identity(left.shape[1])[:_FIXED], left[rows] + right[columns])
+    return Dependence(torch.from_numpy(numbers[place]), table)
 
 
 def united_groups(ids: Tensor, starts: Integers, sets: Any) -> Dependence:
@@ -172,11 +192,6 @@ def _distinct(keys: Integers, low: Integers) -> tuple[Integers, Integers]:
         return keys, np.arange(len(keys))
     found, place = np.unique(keys, return_inverse=True)
     return found, place.reshape(-1)
-
-
-def _too_many(table: Any, left: Integers, right: Integers) -> bool:
-    lengths = np.diff(table.indptr)
-    return float(lengths[left].sum() + lengths[right].sum()) > _MOST_ENTRIES
 
 
 def _appended(table: Any, new: Any) -> tuple[Any, Integers]:

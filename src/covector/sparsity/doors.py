@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from covector._chart import Chart
 from covector._engine.compiled import outside_graphs
 from covector._engine.memory import give_back
@@ -262,7 +264,7 @@ def _planned(
     """The first of the plans that may do which is right; the last one has to be."""
     arguments = options.selection.bind(derivative.caller, args, kwargs)
     found = _pattern(derivative, options, arguments)
-    give_back()  # what detection took is not needed beside what evaluation takes
+    give_back()
     *earlier, (last, last_reason) = _colorings(derivative, found.pattern, options.mode)
     for coloring, reason in earlier if options.verify else ():
         plan = _made(derivative, options, arguments, found, coloring(), reason)
@@ -323,6 +325,7 @@ def _made(
     coloring: Coloring,
     reason: str,
 ) -> SparsePlan:
+    give_back()  # what detection and colouring took is not held beside what evaluation takes
     inputs, outputs = Chart.of(arguments.primals()), Chart.of(found.evaluation.outputs)
     return SparsePlan(
         _mode(derivative, coloring),
@@ -339,7 +342,7 @@ def _made(
         output_spec=found.evaluation.spec,
         local=options.local,
         fallbacks=found.fallbacks,
-        _example=arguments.at([None] * len(arguments.leaves)),
+        _example=arguments.at([None if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]),
     )
 
 

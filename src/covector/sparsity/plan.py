@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.structure import Structure
 from covector.transforms._door import bind, check_real
 from covector.transforms._plan import Plan
+
+if TYPE_CHECKING:
+    from covector.sparsity.programs import Programs
 
 
 class Selection(NamedTuple):
@@ -72,12 +75,23 @@ class SparsePlan(Plan):
     def value_and_jacobian(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The value of the function and the derivative, from the same run where rows are pulled back."""
         arguments = self._bound(args, kwargs)
-        products = self._products(arguments)
-        evaluation = products.evaluation
-        if evaluation is None:
-            evaluation = self.derivative.run(arguments)(arguments.leaves)
-        values = self._checked(self._read_off(products), arguments)
-        return self.derivative.value(evaluation), self._arranged(values, arguments)
+        compute = self._value_and_products if self._programs is None else self._programs.value_and_products
+        value, products = compute(arguments)
+        return value, self._arranged(self._checked(self._read_off(products), arguments), arguments)
+
+    def compile(self, backend: Any = "inductor") -> SparsePlan:
+        """The same plan, whose products are traced once and then only computed.
+
+        By what `covector.compile` is made of: the first call traces, compiles and compares with the eager result;
+        tensors that the function captures are read at each call. Results carry no graph; inside other transforms the
+        plan is applied eagerly.
+
+        Args:
+            backend: "inductor" compiles to machine code, "replay" runs the traced operations one by one.
+        """
+        from covector.sparsity.programs import Programs
+
+        return replace(self, _programs=Programs.of(self, backend))
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
@@ -112,6 +126,7 @@ class SparsePlan(Plan):
         return tuple(positional)
 
     _example: Arguments | None = field(kw_only=True, default=None)
+    _programs: Programs | None = field(kw_only=True, default=None)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         arguments = self.selection.bind(self.derivative.caller, args, kwargs)
@@ -119,7 +134,18 @@ class SparsePlan(Plan):
         return arguments
 
     def _values(self, arguments: Arguments) -> Tensor:
-        return self._checked(self._read_off(self._products(arguments)), arguments)
+        # Read off outside of the program: a compiler would compute what is read once for each entry.
+        products = (
+            self._products(arguments).flat if self._programs is None else self._programs.products(arguments)
+        )
+        return self._checked(self._read_off(products), arguments)
+
+    def _value_and_products(self, arguments: Arguments) -> tuple[Any, Tensor]:
+        products = self._products(arguments)
+        evaluation = products.evaluation
+        if evaluation is None:
+            evaluation = self.derivative.run(arguments)(arguments.leaves)
+        return self.derivative.value(evaluation), products.flat
 
     def _checked(self, values: Tensor, arguments: Arguments) -> Tensor:
         """The values; those of a local pattern are compared with products at this point first."""
@@ -160,8 +186,9 @@ class SparsePlan(Plan):
             dtype = torch.promote_types(dtype, image.dtype)
         return torch.cat([image.reshape(image.shape[0], -1).to(dtype) for image in images], dim=1).reshape(-1)
 
-    def _read_off(self, products: Products) -> Tensor:
-        return products.flat.index_select(0, self._source.to(products.flat.device))
+    def _read_off(self, flat: Tensor) -> Tensor:
+        """The entries of the pattern, row by row, from all products."""
+        return flat.index_select(0, self._source.to(flat.device))
 
     @lazy
     def _source(self) -> Tensor:
@@ -212,6 +239,7 @@ class SparsePlan(Plan):
         what = self.pattern.summary
         mixed = f", {len(self.fallbacks)} operations without a rule" if self.fallbacks else ""
         count = self.coloring.products
+        mixed += "" if self._programs is None else f", {self._programs.backend}"
         colors = f"{count} color{'' if count == 1 else 's'}"
         return f"{self.derivative.caller}: {what}, {colors}, {self.mode} mode{mixed}"
 
