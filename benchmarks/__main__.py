@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, diagnosis, functional, gradcheck, jacobian, sparse, zoo
+from benchmarks import detection, diagnosis, functional, gradcheck, jacobian, sparse, sparsity, zoo
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -82,6 +82,7 @@ def main() -> None:
         functional.rows(wanted, options.pairs),
         gradcheck.rows(wanted),
         sparse.rows(wanted),
+        sparsity.rows(lambda name: name in options.names),  # it takes ten minutes and other packages
         jacobian.rows(wanted),
     ):
         rows.append(row)

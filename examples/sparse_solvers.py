@@ -1,6 +1,6 @@
-"""Sparse derivatives in SciPy's solvers: a reaction, cameras and points, a nonlinear system, a constrained chain.
+"""Sparse derivatives in SciPy's solvers: a reaction, cameras and points, an equation, a constrained chain.
 
-Each function builds a plan once and hands `plan.to_scipy` to a solver, which calls it with flat NumPy vectors.
+Each function builds a plan once and hands `plan.to_scipy` to a solver, which calls it with NumPy vectors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def brusselator(side: int, end: float, **changes: Any) -> Any:
 
 
 def adjust_bundle(cameras: int, points: int, seen_by: int, noise: float = 1e-3) -> tuple[Any, float]:
-    """Where cameras and points are, from where the points appear: the solution, and how far points are off."""
+    """Cameras and points from where the points appear: the solution, and the misfit that is left."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -53,7 +53,9 @@ def adjust_bundle(cameras: int, points: int, seen_by: int, noise: float = 1e-3) 
     camera = torch.arange(points * seen_by) % cameras
     point = torch.arange(points).repeat_interleave(seen_by)
     # A camera is a rotation vector, a position and a focal length.
-    poses = torch.cat([0.1 * draw(cameras, 3), 0.3 * draw(cameras, 3), 1 + 0.1 * draw(cameras, 1).abs()], dim=1)
+    poses = torch.cat(
+        [0.1 * draw(cameras, 3), 0.3 * draw(cameras, 3), 1 + 0.1 * draw(cameras, 1).abs()], dim=1
+    )
     places = draw(points, 3) + torch.tensor([0.0, 0.0, 6.0], dtype=torch.float64)
 
     def project(poses: Tensor, places: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ def adjust_bundle(cameras: int, points: int, seen_by: int, noise: float = 1e-3) 
 
 
 def stationary(side: int) -> Any:
-    """-div grad u = exp(u) on a square, by Newton-Krylov with the factors of the Jacobian as preconditioner."""
+    """-div grad u = exp(u) on a square, by Newton-Krylov, preconditioned by the factored Jacobian."""
 
     def equation(u: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(u.reshape(side, side), (1, 1, 1, 1))

@@ -341,3 +341,49 @@ def test_inputs_and_the_random_state_stay_as_they_are():
     covector.check_pattern(plan, x)
     assert torch.equal(x, X)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_compiled_plans():
+    """Replayed: the same values, captured tensors are read at each call, and what is refused stays refused."""
+    scale = torch.tensor(2.0, dtype=torch.float64)
+    layer = torch.nn.Linear(3, 2).double()
+
+    def function(x, y):
+        return layer(x.reshape(-1, 3)).tanh().sum(1) * scale * y
+
+    x, y = torch.rand(6, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+    plan = covector.jacobian_plan(function, x, y)
+    fast = plan.compile("replay")
+    assert repr(fast).endswith("forward mode, replay") or repr(fast).endswith("reverse mode, replay")
+    torch.testing.assert_close(fast(x, y).to_dense(), torch.func.jacrev(function)(x, y))
+    with torch.no_grad():
+        scale.fill_(5.0)
+        layer.weight.mul_(0.5)
+    torch.testing.assert_close(fast(x + 1, y).to_dense(), torch.func.jacrev(function)(x + 1, y))
+    value, matrix = fast.value_and_jacobian(x, y)
+    torch.testing.assert_close(value, function(x, y).detach())
+    torch.testing.assert_close(matrix.to_dense(), plan(x, y).to_dense())
+    with pytest.raises(ArgumentValueError, match="the plan was made for x"):
+        fast(x.float(), y)
+    points = torch.stack([x, x + 1])
+    torch.testing.assert_close(torch.vmap(lambda x: fast.values(x, y))(points)[1], plan(x + 1, y).values())
+
+
+def test_a_compiled_plan_takes_the_mode_that_is_cheaper_compiled():
+    """Only where both modes were seen to give the same matrix and none was asked for."""
+    x = torch.rand(30, dtype=torch.float64)
+    plan = covector.jacobian_plan(burgers, x)
+    assert (plan.mode, plan.compile("replay").mode) == ("reverse", "forward")
+    torch.testing.assert_close(plan.compile("replay")(x).to_dense(), plan(x).to_dense())
+    assert covector.jacobian_plan(burgers, x, mode="reverse").compile("replay").mode == "reverse"
+    assert covector.jacobian_plan(burgers, x, pattern=plan.pattern).compile("replay").mode == "reverse"
+    hessian = covector.hessian_plan(chain, X)
+    torch.testing.assert_close(hessian.compile("replay")(X).values(), hessian(X).values())
+
+
+@pytest.mark.sweep
+def test_inductor():
+    """Once, to see that a plan goes through a real compiler."""
+    x = torch.rand(30, dtype=torch.float64)
+    plan = covector.hessian_plan(chain, x)
+    torch.testing.assert_close(plan.compile()(x).values(), plan(x).values())

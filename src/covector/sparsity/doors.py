@@ -18,7 +18,7 @@ from covector.sparsity.coloring import Coloring, best, color
 from covector.sparsity.derivative import Derivative, Hessian, Jacobian
 from covector.sparsity.detect import Detected, detect
 from covector.sparsity.pattern import SparsityPattern
-from covector.sparsity.plan import Selection, SparsePlan
+from covector.sparsity.plan import Selection, SparsePlan, mode_of
 from covector.sparsity.saving import Saved, read
 from covector.sparsity.structure import Structure
 from covector.transforms._door import check_batching, check_function
@@ -328,7 +328,7 @@ def _made(
     give_back()  # what detection and colouring took is not held beside what evaluation takes
     inputs, outputs = Chart.of(arguments.primals()), Chart.of(found.evaluation.outputs)
     return SparsePlan(
-        _mode(derivative, coloring),
+        "reverse" if derivative.symmetric else mode_of(coloring),
         outputs.size,
         inputs.size,
         options.chunk_size or max(coloring.products, 1),
@@ -341,15 +341,10 @@ def _made(
         charts=(inputs, outputs),
         output_spec=found.evaluation.spec,
         local=options.local,
+        free=options.mode == "auto" and options.verify and found.forward and not derivative.symmetric,
         fallbacks=found.fallbacks,
         _example=arguments.at([None if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]),
     )
-
-
-def _mode(derivative: Derivative, coloring: Coloring) -> str:
-    if derivative.symmetric or not coloring.forward:
-        return "reverse"
-    return "both" if coloring.reverse else "forward"
 
 
 def _loading(make: Callable[[Caller], Derivative], verb: str) -> Callable[..., SparsePlan]:

@@ -16,7 +16,7 @@ from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
 from covector.errors import ArgumentValueError, Caller, UnsupportedError
 from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
-from covector.sparsity.coloring import Coloring
+from covector.sparsity.coloring import COMPILED_FORWARD_COST, Coloring, best
 from covector.sparsity.derivative import Derivative
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.structure import Structure
@@ -65,6 +65,7 @@ class SparsePlan(Plan):
     charts: tuple[Chart, Chart] = field(kw_only=True)
     output_spec: Spec = field(kw_only=True)
     local: bool = field(kw_only=True, default=False)
+    free: bool = field(kw_only=True, default=False)
     fallbacks: dict[str, int] = field(kw_only=True, default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,16 +83,23 @@ class SparsePlan(Plan):
     def compile(self, backend: Any = "inductor") -> SparsePlan:
         """The same plan, whose products are traced once and then only computed.
 
-        By what `covector.compile` is made of: the first call traces, compiles and compares with the eager result;
-        tensors that the function captures are read at each call. Results carry no graph; inside other transforms the
-        plan is applied eagerly.
+        By what `covector.compile` is made of: the first call traces, compiles and compares with the eager
+        result; tensors that the function captures are read at each call. Results carry no graph; inside
+        other transforms the plan is applied eagerly.
 
         Args:
             backend: "inductor" compiles to machine code, "replay" runs the traced operations one by one.
         """
         from covector.sparsity.programs import Programs
 
-        return replace(self, _programs=Programs.of(self, backend))
+        plan = self._recolored() if self.free else self
+        return replace(plan, _programs=Programs.of(plan, backend))
+
+    def _recolored(self) -> SparsePlan:
+        """The plan with the mode that is cheaper where products are compiled."""
+        coloring = best(self.pattern, "auto", COMPILED_FORWARD_COST)
+        reason = "it takes the cheapest products, compiled"
+        return replace(self, coloring=coloring, mode=mode_of(coloring), reason=reason)
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
@@ -250,6 +258,13 @@ class SparsePlan(Plan):
             for name in self.fallbacks
         ]
         return "\n".join(lines)
+
+
+def mode_of(coloring: Coloring) -> str:
+    """The mode, or both, by which a Jacobian is computed."""
+    if not coloring.forward:
+        return "reverse"
+    return "both" if coloring.reverse else "forward"
 
 
 def _spans(chart: Chart) -> list[Span]:
