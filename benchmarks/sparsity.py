@@ -1,10 +1,11 @@
 """Sparse Jacobians and Hessians beside asdex and sparsejac on JAX, CasADi, and dense torch.func.
 
-`python -m benchmarks sparsity` prints two tables: the first call (detect, colour, evaluate) against asdex's, and a
-repeated call (eager, replayed, compiled) against the fastest of the peers; then what a dense Jacobian takes, and the
-memory of the largest. The peers are in the extra `bench-sparse`; without them there is nothing to compare with.
+`python -m benchmarks sparsity` measures the first call (detect, colour, evaluate) against asdex's, a repeated
+call (eager, replayed, compiled) against the fastest peer, a dense Jacobian, and the
+memory of the largest.
+The peers are in the extra `bench-sparse`; without them there is nothing to compare with.
 
-Everything runs in one process on one thread, in double precision, measured in processor time in alternating blocks.
+Everything runs in one process on one thread, in double precision, measured in processor time, alternating.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PAIRS = 9
 
 @dataclass(frozen=True)
 class Problem:
-    """One function, written for a namespace: torch, or jax.numpy (`roll`, `stack` and the like are the same)."""
+    """One function, written for a namespace: torch, or jax.numpy, which share most names."""
 
     name: str
     function: Callable[[Any, Any], Any]
