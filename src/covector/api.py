@@ -43,7 +43,7 @@ from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
 from covector.verify.problem import Problem
 from covector.verify.run import CheckRun, Options
-from covector.verify.second import backward_of, random_cotangents
+from covector.verify.second import backward_of, given_cotangents, random_cotangents
 from covector.verify.state import quiet, unchanged
 from covector.verify.tolerance import Tolerance
 from covector.verify.worst import worst
@@ -191,9 +191,10 @@ def gradcheck(
 ) -> bool:
     """Whether the derivatives of a function agree with differences; raises if not.
 
-    Drop-in for `torch.autograd.gradcheck`: the same keywords, the same verdicts, in a fraction of the
-    time, and an error that names the entries that are wrong. The keywords are described at `check`, which
-    gives a report; `raise_exception=False` returns False instead of raising. Of a module only the inputs
+    Drop-in for `torch.autograd.gradcheck`: the same keywords, the same verdicts but for what
+    docs/coming-from-torch.md lists, in a fraction of the time, and an error that names the wrong entries.
+    The keywords are described at `check`, which gives a report; `raise_exception=False` returns False
+    instead of raising. Of a module only the inputs
     are checked, as in torch. Inputs and outputs may be sparse.
 
     Raises:
@@ -291,9 +292,10 @@ def gradgradcheck(
         if not first.differentiable:
             again = code(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
             return _refuted(_without_backward(caller, first, again), raise_exception)
-        cotangents = as_tuple(grad_outputs)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
+        else:
+            cotangents = given_cotangents(first, grad_outputs)
         backward = Caller("gradgradcheck", backward_of(first, len(given)))
         arguments = arguments_of(backward, (*given, *cotangents))
         extra = () if grad_outputs is None else ("grad_outputs=grad_outputs",)

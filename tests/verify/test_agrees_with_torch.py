@@ -392,6 +392,63 @@ DISAGREED = {
     ),
 }
 
+
+class Overwrites(Square):
+    """The cotangent is used as scratch space."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mul_(2 * ctx.saved_tensors[0])
+
+
+class Raises(Square):
+    """Neither derivative can be computed."""
+
+    @staticmethod
+    def backward(ctx, g):
+        raise KeyError("lost")
+
+    @staticmethod
+    def jvp(ctx, t):
+        raise KeyError("lost")
+
+
+class OneOfTwo(torch.autograd.Function):
+    """Two outputs; wrong when the second cotangent is undefined."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        if h is None:
+            return None if g is None else 5 * g
+        return 3 * h if g is None else 2 * g + 3 * h
+
+
+DISAGREED |= {
+    "writes into its cotangent": (
+        "gradcheck",
+        Overwrites.apply,
+        (random(3),),
+        {},
+        True,
+        False,
+        "covector: others may need the cotangent; torch's fast mode fails too",
+    ),
+    "one undefined of two, not asked for": (
+        "gradcheck",
+        OneOfTwo.apply,
+        (random(3),),
+        {"check_undefined_grad": False},
+        False,
+        True,
+        "both: torch pulls one output back at a time, so that the other cotangent is undefined all the same",
+    ),
+}
+
 # name: function, inputs, keywords, the exception that torch raises where covector answers True or False.
 ANSWERED = {
     "the shape of the output changes": (
@@ -439,6 +496,51 @@ ANSWERED = {
         False,
         "covector: what cannot be checked is not proved right, and the other checks are reported beside it",
     ),
+    "a backward that raises": (
+        "gradcheck",
+        Raises.apply,
+        (random(3),),
+        {},
+        KeyError,
+        False,
+        "covector: a derivative that cannot be computed is not right, and the error is the cause of ours",
+    ),
+    "a jvp that raises": (
+        "gradcheck",
+        Raises.apply,
+        (random(3),),
+        forward_only,
+        KeyError,
+        False,
+        "covector: as above",
+    ),
+    "booleans beside an output": (
+        "gradcheck",
+        lambda x: (x > 0, x * 2),
+        (leaf(0.3, -0.6),),
+        {},
+        RuntimeError,
+        True,
+        "covector: they have no derivative, and torch cannot subtract them",
+    ),
+    "a constant beside an output, fast": (
+        "gradcheck",
+        lambda x: (torch.ones(2, dtype=DOUBLE), x * 2),
+        (random(3),),
+        {"fast_mode": True},
+        RuntimeError,
+        True,
+        "covector: torch compares the constant with the derivative of the other",
+    ),
+    "the dtype of the output changes": (
+        "gradcheck",
+        lambda x: x * 2 if x[0] <= 1.0 else (x * 2).float(),
+        (leaf(1.0, 2.0),),
+        {},
+        AssertionError,
+        False,
+        "covector: raise_exception=False asks for an answer",
+    ),
     "forward over reverse only, undefined by default": (
         "gradgradcheck",
         torch.sin,
@@ -482,3 +584,54 @@ def test_noise_that_is_allowed_is_allowed_by_every_check(start, monkeypatch):
     for library in (torch.autograd, covector):
         monkeypatch.setattr(Noisy, "runs", start)
         assert library.gradcheck(Noisy.apply, (leaf(0.5, -1.5, 1.0),), nondet_tol=1e-5, raise_exception=False)
+
+
+WRONG_COTANGENTS = {
+    "too many": ((random(3), random(3)), ValueError, "for each output that requires grad, 1 in all, got 2."),
+    "none": ((None,), TypeError, "grad_outputs[0] must be a tensor, got None (NoneType)."),
+    "another shape": (
+        random(2),
+        RuntimeError,
+        "grad_outputs[0] has shape (2,), expected (3,), that of output.",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("cotangents", "kind", "text"), WRONG_COTANGENTS.values(), ids=WRONG_COTANGENTS.keys()
+)
+def test_cotangents_that_do_not_fit(cotangents, kind, text):
+    """Refused by name; torch ignores what is too much, and stumbles over the others."""
+    with pytest.raises(kind) as caught:
+        covector.gradgradcheck(lambda x: x**3, (random(3),), cotangents)
+    assert str(caught.value).startswith("gradgradcheck(<lambda>): grad_outputs")
+    assert text in str(caught.value)
+
+
+class Wrapped:
+    """Like a tensor to torch's functions, and none."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        inner = [arg.tensor if isinstance(arg, cls) else arg for arg in args]
+        return function(*inner, **(kwargs or {}))
+
+
+def test_objects_like_tensors():
+    """Refused where they would be left out without a word; constants among the inputs are passed on."""
+    x = random(3)
+    with pytest.raises(TypeError, match=r"y is a Wrapped, which has __torch_function__ .* pass that"):
+        covector.gradcheck(lambda x, y: torch.mul(x, y), (x, Wrapped(random(3))))
+    with pytest.raises(
+        TypeError, match=r"an output is a Wrapped, which has __torch_function__ .* return that"
+    ):
+        covector.gradcheck(lambda x: (x * 2, Wrapped(x.sin())), x)
+    constant = Wrapped(torch.ones(3, dtype=DOUBLE))
+    for library in (torch.autograd, covector):
+        assert library.gradcheck(lambda x, y: torch.mul(x, y), (x, constant))

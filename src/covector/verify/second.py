@@ -11,6 +11,8 @@ from torch import Tensor
 from covector._chart import Chart
 from covector._engine import graph, reverse
 from covector._tree import Evaluation, flatten
+from covector.errors import ArgumentTypeError, ArgumentValueError
+from covector.transforms._door import summary
 from covector.verify.problem import Problem
 
 
@@ -41,6 +43,29 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
         )
 
     return pull
+
+
+def given_cotangents(problem: Problem, grad_outputs: Any) -> tuple[Tensor, ...]:
+    """The caller's cotangents, if there is one for each output that requires grad, of its shape."""
+    given = tuple(grad_outputs) if isinstance(grad_outputs, tuple | list) else (grad_outputs,)
+    outputs = problem.graph_outputs if problem.differentiable else []
+    if len(given) != len(outputs):
+        raise ArgumentValueError(
+            f"{problem.caller}: grad_outputs must have a tensor for each output that requires grad, "
+            f"{len(outputs)} in all, got {len(given)}."
+        )
+    for index, (cotangent, output) in enumerate(zip(given, outputs, strict=True)):
+        if not isinstance(cotangent, Tensor):
+            raise ArgumentTypeError(
+                f"{problem.caller}: grad_outputs[{index}] must be a tensor, got {summary(cotangent)}. "
+                "Undefined cotangents are looked at with check_undefined_grad; for zeros, pass zeros."
+            )
+        if cotangent.shape != output.shape:
+            raise ArgumentValueError(
+                f"{problem.caller}: grad_outputs[{index}] has shape {tuple(cotangent.shape)}, expected "
+                f"{tuple(output.shape)}, that of {problem.output_names[index]}."
+            )
+    return given
 
 
 def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
