@@ -41,6 +41,7 @@ from covector.verify.checks import run_checks
 from covector.verify.cuts import Cut, held_at
 from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome
+from covector.verify.likes import tensors_for_inputs
 from covector.verify.problem import Problem
 from covector.verify.run import CheckRun, Options
 from covector.verify.second import backward_of, given_cotangents, random_cotangents
@@ -150,7 +151,8 @@ def check(
     if isinstance(func, Module):
         caller, arguments = module_call(func, inputs, kwargs)
     else:
-        arguments = arguments_of(caller, inputs, kwargs, argnums, argnames)
+        caller, given = tensors_for_inputs(caller, as_tuple(inputs))
+        arguments = arguments_of(caller, given, kwargs, argnums, argnames)
     held: tuple[Cut, ...] = ()
     if stop_gradients == "constant":
         caller, held = held_at(caller, arguments)
@@ -225,7 +227,8 @@ def gradcheck(
     )
     caller = caller_of("gradcheck", func)
     checked("gradcheck", options)
-    done = _check(caller, arguments_of(caller, inputs), options)
+    caller, given = tensors_for_inputs(caller, as_tuple(inputs))
+    done = _check(caller, arguments_of(caller, given), options)
     # A report takes as long to write as a small check to make; of a check that passes it is not read.
     return done.right or _refuted(_report(done, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
 
@@ -286,7 +289,7 @@ def gradgradcheck(
     )
     caller = caller_of("gradgradcheck", func)
     checked("gradgradcheck", options)
-    given = as_tuple(inputs)
+    caller, given = tensors_for_inputs(caller, as_tuple(inputs))
     with unchanged(func) as device:
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:

@@ -619,19 +619,70 @@ class Wrapped:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        inner = [arg.tensor if isinstance(arg, cls) else arg for arg in args]
-        return function(*inner, **(kwargs or {}))
+        return function(*unwrapped(args), **{name: unwrapped(arg) for name, arg in (kwargs or {}).items()})
 
 
-def test_objects_like_tensors():
-    """Refused where they would be left out without a word; constants among the inputs are passed on."""
-    x = random(3)
-    with pytest.raises(TypeError, match=r"y is a Wrapped, which has __torch_function__ .* pass that"):
-        covector.gradcheck(lambda x, y: torch.mul(x, y), (x, Wrapped(random(3))))
-    with pytest.raises(
-        TypeError, match=r"an output is a Wrapped, which has __torch_function__ .* return that"
-    ):
-        covector.gradcheck(lambda x: (x * 2, Wrapped(x.sin())), x)
-    constant = Wrapped(torch.ones(3, dtype=DOUBLE))
+def unwrapped(value):
+    if isinstance(value, tuple | list):
+        return type(value)(map(unwrapped, value))
+    return value.tensor if isinstance(value, Wrapped) else value
+
+
+def times(x, y):
+    return torch.mul(torch.sin(x), y)
+
+
+# name: verb, function, inputs, keywords, the verdict of both.
+LIKE_TENSORS = {
+    "input": ("gradcheck", torch.sin, lambda: (Wrapped(random(3)),), {}, True),
+    "input, fast": ("gradcheck", torch.sin, lambda: (Wrapped(random(3)),), {"fast_mode": True}, True),
+    "one of two inputs": ("gradcheck", times, lambda: (random(3), Wrapped(random(3))), {}, True),
+    "constant": ("gradcheck", times, lambda: (random(3), Wrapped(torch.ones(3, dtype=DOUBLE))), {}, True),
+    "wrong by it": (
+        "gradcheck",
+        lambda x: WrongByTen.apply(torch.sin(x)),
+        lambda: (Wrapped(random(3)),),
+        {},
+        False,
+    ),
+    "output": ("gradcheck", lambda x: Wrapped(torch.sin(x)), lambda: (random(3),), {}, True),
+    "one of two outputs": ("gradcheck", lambda x: (x * 2, Wrapped(x.sin())), lambda: (random(3),), {}, True),
+    "wrong output": (
+        "gradcheck",
+        lambda x: (x * 2, Wrapped(WrongByTen.apply(x))),
+        lambda: (random(3),),
+        {},
+        False,
+    ),
+    "second order": ("gradgradcheck", torch.sin, lambda: (Wrapped(random(3)),), {}, True),
+    "batched": ("gradcheck", torch.sin, lambda: (Wrapped(random(3)),), {"check_batched_grad": True}, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "inputs", "keywords", "expected"), LIKE_TENSORS.values(), ids=LIKE_TENSORS.keys()
+)
+def test_objects_like_tensors(verb, function, inputs, keywords, expected):
+    """They are checked by the tensor in them, which is as before afterwards."""
     for library in (torch.autograd, covector):
-        assert library.gradcheck(lambda x, y: torch.mul(x, y), (x, constant))
+        given = inputs()
+        before = [x.data.clone() for x in given]
+        assert verdict(library, verb, function, given, keywords) is expected
+        assert all(map(torch.equal, before, [x.data for x in given]))
+
+
+class Opaque(Wrapped):
+    """One that never gives its tensor away."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return cls(super().__torch_function__(function, types, args, kwargs))
+
+
+def test_objects_like_tensors_that_cannot_be_checked():
+    """Refused, and not left out without a word."""
+    no_leaf, no_tensor = Wrapped(random(3) * 1 + random(3)), Opaque(random(3))
+    with pytest.raises(TypeError, match=r"an input is a Wrapped, .* no leaf in it"):
+        covector.gradcheck(torch.sin, no_leaf)
+    with pytest.raises(TypeError, match=r"an output is a Opaque, .* gives no tensor for it"):
+        covector.gradcheck(lambda x: (x * 2, no_tensor), random(3))

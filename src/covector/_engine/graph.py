@@ -284,6 +284,14 @@ def reached(tensors: Sequence[Tensor]) -> Reached:
     return Reached(leaves, seen)
 
 
+def only_leaf(tensor: Any) -> Tensor | None:
+    """The leaf behind a tensor, if there is one and no other."""
+    start = getattr(tensor, "grad_fn", None)
+    found = () if start is None else _behind(start)
+    leaves = [node.variable for node in found if type(node) is _LeafNode]
+    return leaves[0] if len(leaves) == 1 else None
+
+
 def through_custom(inner: set[Any]) -> bool:
     """Whether one of these nodes belongs to a custom Function."""
     for kind in set(map(type, inner)) - _plain:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from torch.overrides import is_tensor_like
 
 from covector._chart import is_opaque, kind_of, overlaps, refusal
 from covector._tree import Argnames, Argnums, Arguments, select
@@ -15,7 +14,6 @@ from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, Optio
 from covector.transforms._door import summary
 from covector.transforms.module import as_function
 from covector.verify.leaves import is_differentiable
-from covector.verify.problem import LIKE
 from covector.verify.run import Options
 
 _INFINITY = float("inf")
@@ -94,9 +92,7 @@ def arguments_of(
             )
     else:
         arguments = Arguments(args, kwargs or {})
-        arguments.select(arguments.slots, single=False)
-        _refuse_likes(caller, arguments)
-        arguments.only(_requires_grad)
+        arguments.select(arguments.slots, single=False).only(_requires_grad)
     if not arguments.chosen:
         raise ArgumentValueError(
             f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
@@ -112,16 +108,6 @@ def arguments_of(
                 "stride of 0), so one cannot be moved without the others. Pass its .contiguous()."
             )
     return arguments
-
-
-def _refuse_likes(caller: Caller, arguments: Arguments) -> None:
-    """Refuse what would be left out without a word: objects that require grad and are like tensors."""
-    for index, leaf in enumerate(arguments.leaves):
-        if isinstance(leaf, Tensor) or not is_tensor_like(leaf):
-            continue
-        if getattr(leaf, "requires_grad", False):
-            name = arguments.paths(caller.function)[index]
-            raise ArgumentTypeError(f"{caller}: {name} {LIKE.format(type(leaf).__name__)}; pass that.")
 
 
 def require_tangents(caller: Caller, arguments: Arguments) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import is_tensor_like
 
 from covector._chart import Chart, Sampled, ShapeChange, moved, refusal, sampled, values_of
 from covector._engine import graph
@@ -26,9 +25,7 @@ from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 from covector.verify.leaves import doubled, guarded, has_value, is_differentiable, same_bits, shifted
-
-# What is said of an object that torch's functions take for a tensor.
-LIKE = "is a {}, which has __torch_function__ but is no torch.Tensor: only the tensor in it has a graph"
+from covector.verify.likes import tensors_for_outputs
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _HALF = {torch.float16, torch.complex32}
@@ -142,12 +139,7 @@ class Problem:
             self._returned = self.call(self.variables)
         self._leaves, self.spec = flatten(self._returned)
         for leaf in self._leaves:
-            if not isinstance(leaf, Tensor):
-                if is_tensor_like(leaf):
-                    raise OutputError(
-                        f"{self.caller}: an output {LIKE.format(type(leaf).__name__)}; return that."
-                    )
-            elif is_differentiable(leaf) and (reason := refusal(leaf, is_output=True)) is not None:
+            if is_differentiable(leaf) and (reason := refusal(leaf, is_output=True)) is not None:
                 raise OutputError(f"{self.caller}: an output {reason}")
         self.reached = graph.reached([t for t in self._leaves if isinstance(t, Tensor) and t.requires_grad])
 
@@ -255,9 +247,9 @@ class Problem:
         self.runs += 1
         try:
             if self.device is None:
-                return self.caller.function(*args, **kwargs)
+                return tensors_for_outputs(self.caller, self.caller.function(*args, **kwargs))
             with self.device:
-                return self.caller.function(*args, **kwargs)
+                return tensors_for_outputs(self.caller, self.caller.function(*args, **kwargs))
         except Exception as error:
             self.raised = error
             raise

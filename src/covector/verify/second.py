@@ -13,6 +13,7 @@ from covector._engine import graph, reverse
 from covector._tree import Evaluation, flatten
 from covector.errors import ArgumentTypeError, ArgumentValueError
 from covector.transforms._door import summary
+from covector.verify.likes import tensors_for_outputs
 from covector.verify.problem import Problem
 
 
@@ -22,7 +23,7 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
 
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = problem.arguments.rebuild(leaves)
-        outputs, spec = flatten(problem.caller.function(*args, **kwargs))
+        outputs, spec = flatten(tensors_for_outputs(problem.caller, problem.caller.function(*args, **kwargs)))
         return Evaluation([outputs[i] for i in problem.kept], spec, [], None)
 
     def pull(*args: Any) -> tuple[Tensor, ...]:
