@@ -18,7 +18,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detection, diagnosis, functional, gradcheck, jacobian, sparse, sparsity, zoo
+from benchmarks import (
+    compiled,
+    detection,
+    diagnosis,
+    functional,
+    gradcheck,
+    jacobian,
+    sparse,
+    sparsity,
+    zoo,
+)
 from benchmarks._measure import compare, compare_memory, compare_statements
 from benchmarks._table import HEADER, Row, line
 from benchmarks.transforms import TASKS, Task, run
@@ -96,6 +106,8 @@ def main() -> None:
     shares = detection.report() if wanted(DETECTION) else []
     answers = diagnosis.report() if wanted(diagnosis.NAME) else []
     beside = jacobian.report() if wanted(jacobian.JAX) else []
+    # It compiles for minutes, so it runs only if it is named.
+    programs = compiled.report() if compiled.NAME in options.names else []
     checked = zoo.report(zoo.chosen()) if ZOO in options.names else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
@@ -105,6 +117,7 @@ def main() -> None:
             DETECTION: [asdict(share) for share in shares],
             diagnosis.NAME: [diagnosis.saved(answer) for answer in answers],
             jacobian.JAX: beside,
+            compiled.NAME: programs,
             ZOO: [saved_result(result) for result in checked],
         }
         options.json.write_text(json.dumps(saved, indent=2) + "\n")

@@ -113,17 +113,42 @@ def test_every_verb(name):
     assert len(fast.plans) == 1
 
 
+def remembered(function):
+    """A decorator that hides the function in an attribute, as `functools.cache` does."""
+
+    class Wrapper:
+        __wrapped__ = staticmethod(function)
+
+        def __call__(self, *args):
+            return function(*args)
+
+    return Wrapper()
+
+
 class Model:
     """Something that holds tensors and values in several ways."""
+
+    shift = 1.0
+
+    @staticmethod
+    def squared(x):
+        return x.square() * exponent
+
+    @property
+    def doubled(self):
+        return 2 * self._hidden
 
     def __init__(self):
         self.weight = random(4)
         self.power = 2
+        self._hidden = 1.0
+        self.many = list(range(2000))
         self.table = {"shift": [random(4)]}
         self.net = network()
 
     def __call__(self, x):
-        return (self.weight * x**self.power + self.table["shift"][0]).square().sum() + self.net(x).sum()
+        inner = self.weight * x**self.power + self.table["shift"][0] + self.shift + self.doubled
+        return self.squared(inner).sum() + self.net(x).sum()
 
     def method(self, x):
         return self(x)
@@ -137,8 +162,9 @@ class Model:
         lambda model: lambda x: model(x),
         lambda model: functools.partial(lambda model, x: model(x), model),
         lambda model: lambda x, models=(model,): models[0](x),
+        lambda model: remembered(lambda x: model(x)),
     ],
-    ids=["object", "method", "closure", "partial", "default"],
+    ids=["object", "method", "closure", "partial", "default", "wrapper"],
 )
 def test_what_is_captured_is_read_from_where_it_stands(function):
     """Another tensor in the same place is seen at once; another value, object or shape compiles anew."""
@@ -165,6 +191,12 @@ def test_what_is_captured_is_read_from_where_it_stands(function):
     assert plans() == 4
     model.table = {"shift": [random(1)]}
     assert plans() == 5
+    model._hidden = 2.0
+    assert plans() == 6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "shift", 3.0)
+        assert plans() == 7
+    assert any("many with 2000 items" in name for name in fast.plans[0].fixed)
 
 
 def test_globals_and_defaults():

@@ -22,8 +22,13 @@ Get = Callable[[], Any]
 # Values that are compared when a program is called again.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
-# References that are followed at most: beyond, to look would take longer than most programs.
+# References that are followed at most, and from one container: beyond, to compare them at each call would
+# take longer than most programs.
 _MOST = 50_000
+_MOST_ITEMS = 1_000
+
+# What every module has, besides the parameters, buffers and modules that are followed.
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 
 # Code of these is not the user's: what it refers to by global names is its own.
 _LIBRARIES = frozenset(["torch", "covector", "numpy", *sys.stdlib_module_names])
@@ -59,6 +64,8 @@ class Outside:
     """The places of each tensor, by the identity of the tensor."""
     values: list[Place] = field(default_factory=list)
     """Plain values, and the objects on the way to everything else."""
+    skipped: list[str] = field(default_factory=list)
+    """Names of containers that were too large to look into."""
 
 
 def is_plain(value: Any) -> bool:
@@ -78,6 +85,10 @@ def outside_of(function: Any) -> Outside:
             found.tensors.setdefault(id(value), []).append(place)
             continue
         if is_plain(value):
+            found.values.append(place)
+            continue
+        if isinstance(value, list | tuple | dict) and len(value) > _MOST_ITEMS:
+            found.skipped.append(f"{place.name or 'a container'} with {len(value)} items")
             found.values.append(place)
             continue
         inner = list(_inside(value, place.name, seen))
@@ -109,7 +120,11 @@ def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[
         )
     elif isinstance(value, tuple):
         yield from _fixed(value, name)
-    elif not isinstance(value, type | ModuleType) and not _is_library(type(value)):
+    elif isinstance(value, type):
+        yield from () if _is_library(value) else _of_class(value, name)
+    elif hasattr(value, "__wrapped__"):
+        yield from _fixed([value.__wrapped__], name)
+    elif not isinstance(value, ModuleType) and not _is_library(type(value)):
         yield from _of_dict(getattr(value, "__dict__", {}), name)
         yield from _of_class(type(value), name)
 
@@ -162,18 +177,24 @@ def _of_module(module: torch.nn.Module, name: str) -> Iterator[Place]:
     if _is_library(type(module)):
         yield from _of_dict(inner, name, ["training"])
         return
-    own = [key for key in inner if not key.startswith("_")]
+    own = [key for key in inner if key not in _OF_MODULES]
     for place in _of_dict({key: inner[key] for key in own}, name):
         yield place._replace(get=functools.partial(inner.__getitem__, place.name.rpartition(".")[2]))
     yield from _of_class(type(module), name)
 
 
 def _of_class(kind: type, name: str) -> Iterator[Place]:
-    """The methods of a user's class: what their code names."""
+    """The attributes of a user's class, and what the code of its methods names."""
     for base in kind.__mro__:
-        if not _is_library(base):
-            methods = [value for value in vars(base).values() if isinstance(value, FunctionType)]
-            yield from _fixed(methods, name)
+        for key, value in () if _is_library(base) else list(vars(base).items()):
+            if isinstance(value, staticmethod | classmethod):
+                value = value.__func__
+            elif isinstance(value, property):
+                value = value.fget
+            if isinstance(value, FunctionType):
+                yield always(name, value)
+            elif not key.startswith("__"):
+                yield Place(f"{base.__name__}.{key}", functools.partial(getattr, base, key), value)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -86,7 +86,7 @@ class Program:
                     if other.get() is not tensor:
                         return None
                 tensors.append(tensor)
-        except (KeyError, IndexError, ValueError):  # a place is gone
+        except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
             return None
         return tensors
 
@@ -249,7 +249,7 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     graph.eliminate_dead_code()
     bare = GraphModule({}, graph)
     fixed += [f"{value!r}, a result" for value in result.leaves if value is not None and is_plain(value)]
-    return Program(bare, result, tuple(captured), tuple(found.values), tuple(fixed))
+    return Program(bare, result, tuple(captured), tuple(found.values), (*fixed, *found.skipped))
 
 
 def quietly(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
