@@ -10,6 +10,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -28,6 +29,10 @@ Flat = Callable[..., Any]
 Run = Callable[..., Sequence[Tensor]]
 
 _aten = torch.ops.aten
+
+_BASES = {_aten.eye.default, _aten.eye.m}
+# Elements of a basis that is kept: 8 MB in double precision.
+_LARGEST_BASIS = 2**20
 
 # Of no effect where nothing is recorded.
 _NOTHING = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
@@ -222,6 +227,14 @@ def _argument(node: Node, name: str) -> Any:
     return None
 
 
+def _is_basis(node: Node) -> bool:
+    """Whether a node makes the basis of a Jacobian, and not too large a one.
+
+    Read from memory it takes part in vectorized loops; computed in them, entry by entry, it slows them down.
+    """
+    return node.target in _BASES and prod(node.args[:2]) <= _LARGEST_BASIS  # type: ignore[arg-type]
+
+
 def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     """The graph with the captured tensors as inputs, after the arguments."""
     graph = module.graph
@@ -229,12 +242,15 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     by_tensor: dict[int, Node] = {}
     captured: list[tuple[Place, ...]] = []
     fixed: list[str] = []
-    for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        tensor = getattr(module, str(node.target))
+    for node in [node for node in graph.nodes if node.op == "get_attr" or _is_basis(node)]:
+        tensor = (
+            node.target(*node.args, **node.kwargs) if callable(node.target) else getattr(module, node.target)
+        )
         if id(tensor) not in by_tensor:
             places = found.tensors.get(id(tensor))
-            if places is None:
+            if places is None and not callable(node.target):
                 fixed.append(f"a tensor of shape {tuple(tensor.shape)} made in the function or out of sight")
+            if places is None:
                 places = [always("constant", tensor)]
             last = inputs[-1] if inputs else None
             with graph.inserting_after(last) if last is not None else graph.inserting_before():
