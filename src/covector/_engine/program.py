@@ -300,6 +300,4 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
     from torch._inductor import standalone_compile
 
     with torch.no_grad():
-        return standalone_compile(
-            program.module, list(example), dynamic_shapes="from_example_inputs", donate_graph_module=False
-        )
+        return standalone_compile(program.module, list(example), dynamic_shapes="from_example_inputs")
