@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
     from covector.compat import swap
+    from covector.kernels.door import check_kernel, kernelcheck
     from covector.report.report import Report
     from covector.sparsity.checking import check_pattern
     from covector.sparsity.doors import (
@@ -48,6 +49,7 @@ __all__ = [
     "as_sparse_gradcheck",
     "case",
     "check",
+    "check_kernel",
     "check_pattern",
     "compile",
     "functionalize",
@@ -65,6 +67,7 @@ __all__ = [
     "jacobian_plan",
     "jacrev",
     "jvp",
+    "kernelcheck",
     "linearize",
     "sparse_hessian",
     "sparse_jacobian",
@@ -84,11 +87,13 @@ _ROOM_OF = {
     "as_sparse_gradcheck": "covector.verify.sparse",
     "case": "covector.cases",
     "check": "covector.api",
+    "check_kernel": "covector.kernels.door",
     "check_pattern": "covector.sparsity.checking",
     "gradcheck": "covector.api",
     "gradgradcheck": "covector.api",
     "hessian_plan": "covector.sparsity.doors",
     "jacobian_plan": "covector.sparsity.doors",
+    "kernelcheck": "covector.kernels.door",
     "sparse_hessian": "covector.sparsity.doors",
     "sparse_jacobian": "covector.sparsity.doors",
     "swap": "covector.compat",

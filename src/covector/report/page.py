@@ -19,7 +19,8 @@ from covector.report.figures import Figures
 from covector.report.heatmaps import Pair, View
 from covector.report.plot import slope_plot, step_plot
 from covector.report.report import Report
-from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.report.terminal import cell
+from covector.verify.finding import Finding, Mismatch, Outcome, Table
 from covector.verify.jacobians import Part
 
 # The largest side of a Jacobian that is also written out as a table.
@@ -36,7 +37,8 @@ def page(report: Report) -> str:
             "<main>",
             _findings(report),
             _worst(report),
-            _jacobians(figures, excuse),
+            _tables(report),
+            "" if report.tables else _jacobians(figures, excuse),
             _scans(figures),
             _reproduction(report),
             "</main>",
@@ -135,6 +137,7 @@ def _finding(finding: Finding) -> str:
             f'{_ticked(diagnosis.evidence)}<br><span class="soft">Look at: {_ticked(diagnosis.look)}</span>'
             "</div>"
         )
+    parts += [f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in finding.tables]
     texts = [*finding.notes, finding.extent, finding.advice, *finding.facts]
     parts += [f'<p class="soft">{_ticked(text)}</p>' for text in texts if text]
     return "".join(parts) + "</div>"
@@ -158,6 +161,29 @@ def _entries(mismatches: Iterable[Mismatch]) -> str:
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">entry</th>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _table(table: Table) -> str:
+    """Any table of a report."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{_KIND.get(type(value), '')}>{_ticked(cell(value))}</td>" for value in row)
+        + "</tr>"
+        for row in table.rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+# How a cell is shown that holds a number.
+_KIND = {float: ' class="value"', int: ' class="value"'}
+
+
+def _tables(report: Report) -> str:
+    return "".join(
+        f"<section><h2>{escape(table.title.capitalize())}</h2>{_table(table)}</section>"
+        for table in report.tables
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covector.verify.finding import Finding, Outcome
+from covector.verify.finding import Finding, Outcome, Table
 
 if TYPE_CHECKING:
     from covector.report.figures import Source
@@ -37,6 +37,7 @@ class Report:
     reproduce: str = ""
     cause: BaseException | None = field(default=None, repr=False, compare=False)
     source: Source | None = field(default=None, repr=False, compare=False)
+    tables: tuple[Table, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -102,6 +103,7 @@ class Report:
             "seconds": self.seconds,
             "reproduce": self.reproduce,
             "findings": [_finding_data(finding) for finding in self.findings],
+            "tables": [asdict(table) for table in self.tables],
         }
 
     def to_json(self) -> str:

@@ -6,10 +6,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from covector.report.report import Report
-from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
 _WIDTH = 100
 _COLUMNS = ("entry", "analytic", "numeric", "error", "allowed")
@@ -32,6 +33,8 @@ def plain(report: Report) -> str:
         lines += _wrapped(remark)
     if not bad:
         lines += _wrapped(f"checks: {_checks(report)}")
+    for table in report.tables:
+        lines += _plain_table(table)
     lines += _reproduction(report)
     return "\n".join([*lines, *_wrapped(f"how: {report.how}")])
 
@@ -60,6 +63,8 @@ def _reproduction(report: Report) -> list[str]:
 def _plain_finding(finding: Finding) -> list[str]:
     lines = _wrapped(finding.headline)
     lines += _table([_cells(m) for m in finding.mismatches])
+    for table in finding.tables:
+        lines += _plain_table(table, "  ")
     for text in (*finding.notes, finding.extent):
         lines += _wrapped(text, "  ")
     for diagnosis in finding.diagnoses:
@@ -77,6 +82,17 @@ def _cells(m: Mismatch) -> tuple[str, ...]:
     return str(m.entry), f"{m.analytic + 0.0:.6g}", numeric, f"{m.error:.1e}", f"{relation} {m.allowed:.1e}"
 
 
+def cell(value: Any) -> str:
+    """A number with as many digits as are worth reading; nothing for what was not measured."""
+    if value is None:
+        return ""
+    return f"{value + 0.0:.4g}" if isinstance(value, float) else str(value)
+
+
+def _written(table: Table) -> list[tuple[str, ...]]:
+    return [tuple(map(cell, row)) for row in table.rows]
+
+
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     """Aligned columns under their names; an entry that leaves no room for them has a line of its own."""
     if not rows:
@@ -91,6 +107,21 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
             lines.append(f"  {first[: _WIDTH - 2]}")
             first = first[_WIDTH - 2 :]
         lines.append(("  " + "   ".join([f"{first:<{widths[0]}}", *cells])).rstrip())
+    return lines
+
+
+def _plain_table(table: Table, indent: str = "") -> list[str]:
+    """Any table: what is too long for its column goes on in the next line."""
+    rows = [table.columns, *_written(table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while len(indent) + 2 + sum(widths) + 3 * (len(widths) - 1) > _WIDTH and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    lines = [f"{indent}{table.title}:"]
+    for row in rows:
+        pieces = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
+        for line in zip_longest(*pieces, fillvalue=""):
+            cells = [f"{text:<{width}}" for text, width in zip(line, widths, strict=True)]
+            lines.append((f"{indent}  " + "   ".join(cells)).rstrip())
     return lines
 
 
@@ -135,10 +166,27 @@ def _rich_parts(report: Report) -> Iterator[Any]:
     yield from map(Text, _remarks(report))
     if not bad:
         yield Text(f"checks: {_checks(report)}")
+    for table in report.tables:
+        yield Text(f"\n{table.title}", style="bold")
+        yield _rich_table(table)
     if report.reproduce:
         yield Text("\nreproduce", style="bold")
         yield Padding(Text(report.reproduce), (0, 0, 0, 2))
     yield Text(f"\n{report.how}", style="dim")
+
+
+def _rich_table(table: Table) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.padding import Padding
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))
+    for name in table.columns:
+        shown.add_column(name, overflow="fold", justify="left")
+    for row in _written(table):
+        shown.add_row(*map(Text, row))
+    return Padding(shown, (0, 0, 0, 2))
 
 
 def _rich_finding(finding: Finding) -> Iterator[Any]:
@@ -157,6 +205,9 @@ def _rich_finding(finding: Finding) -> Iterator[Any]:
         for m in finding.mismatches:
             table.add_row(*map(Text, _cells(m)))
         yield Padding(table, (0, 0, 0, 2))
+    for extra in finding.tables:
+        yield Padding(Text(extra.title, style="dim"), (0, 0, 0, 2))
+        yield _rich_table(extra)
     for text in (*finding.notes, finding.extent, finding.advice, *finding.facts):
         if text:
             yield Padding(Text(text), (0, 0, 0, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covector.verify.record import Verdict
@@ -82,6 +82,15 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows of text and numbers under names, to be shown as they are."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
 class Finding:
     """How one check ended, and why."""
 
@@ -96,6 +105,7 @@ class Finding:
     diagnoses: tuple[Diagnosis, ...] = ()
     facts: tuple[str, ...] = ()
     """What is right, and what the wrong entries have in common where no kind of mistake is known."""
+    tables: tuple[Table, ...] = ()
 
     @property
     def headline(self) -> str:

@@ -1,0 +1,51 @@
+"""Layouts of inputs and cotangents: strides, offsets, steps, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from covector.kernels.bench import Bench, Sample, Truths, compact
+from covector.kernels.combined import Combined, judged, tensors
+from covector.kernels.layouts import SHARED, laid_out
+from covector.kernels.row import Row, Status
+
+
+def layout(bench: Bench, combined: Combined) -> Iterator[Row]:
+    """What the shared runs say about layouts; and inputs whose entries share memory."""
+    yield from combined.rows("layout")
+    for shared in SHARED:
+        leaves = list(bench.leaves)
+        reached = [i for i in tensors(bench) if shared.make(bench.leaves[i]) is not None]
+        for index in reached:
+            leaves[index] = laid_out(bench.leaves[index], shared)
+        if reached:
+            truths = bench.truths_of(Sample(leaves, bench.sample.cotangents))
+            yield _of_shared(bench, f"inputs {shared.name}", leaves, truths)
+
+
+def _of_shared(bench: Bench, way: str, leaves: list[Any], truths: Truths) -> Row:
+    """A row on inputs whose entries share memory: these may be refused, and are other numbers too."""
+    row = judged(bench, way, leaves, bench.sample.cotangents, truths)
+    if row.status is not Status.FAILED:
+        return row
+    if row.comparison is None:
+        return Row(way, Status.UNSUPPORTED, f"refused: {row.text}") if "overlapping" in way else row
+    plain = judged(bench, way, list(map(compact, leaves)), bench.sample.cotangents, truths)
+    if plain.status is Status.FAILED:
+        return Row(way, Status.INCONCLUSIVE, f"it is not the layout, these numbers fail in any: {row.text}")
+    return row
+
+
+def requires_grad(bench: Bench, combined: Combined) -> Iterator[Row]:
+    """What the shared runs say about subsets that require grad; and outputs without a cotangent."""
+    yield from combined.rows("requires grad")
+    given = [i for i, c in enumerate(bench.sample.cotangents) if c is not None]
+    for kept in given if len(given) > 1 else []:
+        cotangents = [c if i == kept else None for i, c in enumerate(bench.sample.cotangents)]
+        truths = bench.truths_of(Sample(bench.leaves, cotangents))
+        yield judged(
+            bench, f"a cotangent for {bench.output_names[kept]} alone", bench.leaves, cotangents, truths
+        )
+    if not combined.rows("requires grad") and len(given) < 2:
+        yield Row("one input, one output", Status.SKIPPED, "there is no other subset")

@@ -1,0 +1,196 @@
+"""Modes of torch: compiled, batched, forward mode, nested, autocast, without grad, checkpointed, captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from covector._engine.levels import GradLevel, unwrap, wrap
+from covector.errors import first_sentence
+from covector.kernels import limits
+from covector.kernels.bench import Bench, Sample
+from covector.kernels.combined import Combined
+from covector.kernels.comparison import compare
+from covector.kernels.row import Row, Status, row_of
+from covector.kernels.subject import Run, Subject, detached, random_like, variables
+from covector.kernels.truth import truth_of
+from covector.verify.leaves import doubled, is_differentiable
+
+Call = Callable[..., Any]
+
+
+def modes(bench: Bench, combined: Combined) -> Iterator[Row]:
+    """Each gives what the kernel gives without it; what raises is not supported there."""
+    for name, look in MODES:
+        try:
+            yield from look(bench, name)
+        except Exception as error:
+            yield Row(name, Status.UNSUPPORTED, f"{type(error).__name__}: {first_sentence(error)}")
+
+
+def _leaves(bench: Bench) -> list[Any]:
+    return variables(bench.leaves, bench.arguments.chosen)
+
+
+def _through(bench: Bench, name: str, function: Call) -> Iterator[Row]:
+    """Forward and backward of a function made from the kernel, beside the truth."""
+    leaves = _leaves(bench)
+    with torch.enable_grad():
+        outputs = bench.kernel(leaves, function)
+        gradients = bench.kernel.pull(outputs, leaves, bench.sample.cotangents)
+    yield row_of(name, bench.compared(Run([detached(o) for o in outputs], gradients), bench.truths))
+
+
+def _compiled(bench: Bench, name: str) -> Iterator[Row]:
+    """Traced as a whole, forward and backward, without generated code: what a compiler relies on."""
+    function = bench.kernel.function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    # torch keeps what it compiled with the code of a function, and only so much of it: this one is new.
+    call.__code__ = call.__code__.replace()
+    yield from _through(bench, name, torch.compile(call, fullgraph=True, backend="aot_eager"))
+
+
+def _checkpointed(bench: Bench, name: str) -> Iterator[Row]:
+    function = bench.kernel.function
+    yield from _through(
+        bench, name, lambda *args, **kwargs: checkpoint(function, *args, use_reentrant=False, **kwargs)
+    )
+
+
+def _batched(bench: Bench, name: str) -> Iterator[Row]:
+    """Two copies of every input as a batch: both are the truth."""
+    chosen = list(bench.arguments.chosen) or [i for i, x in enumerate(bench.leaves) if is_differentiable(x)]
+
+    def call(*primals: Tensor) -> list[Any]:
+        leaves = list(bench.leaves)
+        for index, primal in zip(chosen, primals, strict=True):
+            leaves[index] = primal
+        return [o for o in bench.kernel(leaves) if isinstance(o, Tensor)]
+
+    with torch.no_grad():
+        outputs = torch.vmap(call)(*(torch.stack([bench.leaves[i].detach()] * 2) for i in chosen))
+    for copy in range(2):
+        found = bench.compared_outputs(Run([output[copy] for output in outputs]), bench.truths)
+        row = row_of(name, found)
+        if copy == 1 or row.status is not Status.PASSED:
+            yield row
+            return
+
+
+def _pushed(
+    subject: Subject, leaves: Sequence[Any], tangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The derivative of each output along the tangents, by forward mode."""
+    with forward_ad.dual_level():
+        duals = [
+            forward_ad.make_dual(leaf.detach(), tangent) if tangent is not None else leaf
+            for leaf, tangent in zip(leaves, tangents, strict=True)
+        ]
+        outputs = subject(duals)
+        return [
+            forward_ad.unpack_dual(output).tangent if is_differentiable(output) else None
+            for output in outputs
+        ]
+
+
+def _forward(bench: Bench, name: str) -> Iterator[Row]:
+    """Along a random tangent, beside the reference's."""
+    drawn = random_like(bench.leaves, bench.settings.seed + 3)
+    tangents = [t if i in bench.arguments.chosen else None for i, t in enumerate(drawn)]
+    found = _pushed(bench.kernel, bench.leaves, tangents)
+    golden = _pushed(
+        bench.reference,
+        [doubled(x) for x in bench.leaves],
+        [None if t is None else doubled(t) for t in tangents],
+    )
+    generator = torch.Generator().manual_seed(bench.settings.seed)
+    eager = _pushed(bench.reference, bench.leaves, tangents)
+    runs = [
+        _pushed(bench.reference, bench.nudged(bench.leaves, generator), tangents) for _ in range(limits.RUNS)
+    ]
+    compared = []
+    for i, output in enumerate(bench.output_names):
+        exact, seen, got = golden[i], eager[i], found[i]
+        nudged = [run[i] for run in runs]
+        if exact is None or seen is None or any(one is None for one in nudged):
+            continue
+        truth = truth_of(f"tangent of {output}", exact, seen, [one for one in nudged if one is not None])
+        if got is None:
+            yield Row(name, Status.UNSUPPORTED, f"{output} comes out without a tangent")
+            return
+        compared.append(compare(got, truth, bench.settings.ratio, bench.alpha))
+    yield row_of(name, compared)
+
+
+def _nested(bench: Bench, name: str) -> Iterator[Row]:
+    """On a level of torch's function transforms, as torch.func.grad and ours make when they are nested."""
+    with torch.enable_grad(), GradLevel() as level:
+        leaves = [
+            level.variable(wrap(leaf.detach(), level.number)) if i in bench.arguments.chosen else leaf
+            for i, leaf in enumerate(bench.leaves)
+        ]
+        outputs = bench.kernel(leaves)
+        gradients = bench.kernel.pull(outputs, leaves, bench.sample.cotangents)
+        run = Run(
+            [unwrap(o, level.number).detach() if isinstance(o, Tensor) else o for o in outputs],
+            [None if g is None else unwrap(g, level.number).detach() for g in gradients],
+        )
+    yield row_of(name, bench.compared(run, bench.truths))
+
+
+def _autocast(bench: Bench, name: str) -> Iterator[Row]:
+    """As without it, or as the reference under it, whose noise is larger there."""
+    device = next((x.device.type for x in bench.leaves if isinstance(x, Tensor)), "cpu")
+
+    def context() -> Any:
+        return torch.autocast(device, dtype=torch.bfloat16)
+
+    truths = bench.truths_of(Sample(bench.leaves, bench.sample.cotangents, context))
+    leaves = _leaves(bench)
+    with torch.enable_grad(), context():
+        outputs = bench.kernel(leaves)
+    gradients = bench.kernel.pull(outputs, leaves, bench.sample.cotangents)
+    run = Run([detached(o) for o in outputs], gradients)
+    plain = row_of(name, bench.compared(run, bench.truths))
+    yield plain if plain.status is Status.PASSED else row_of(name, bench.compared(run, truths))
+
+
+def _without_grad(context: Callable[[], Any]) -> Callable[[Bench, str], Iterator[Row]]:
+    """The outputs alone."""
+
+    def look(bench: Bench, name: str) -> Iterator[Row]:
+        with context():
+            outputs = bench.kernel(_leaves(bench))
+        yield row_of(name, bench.compared_outputs(Run([detached(o) for o in outputs]), bench.truths))
+
+    return look
+
+
+def _captured(bench: Bench, name: str) -> Iterator[Row]:
+    """Captured as a CUDA graph and replayed."""
+    if not any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in bench.leaves):
+        yield Row(name, Status.SKIPPED, "no input is on a GPU")
+        return
+    args, _ = bench.arguments.rebuild(_leaves(bench))
+    yield from _through(bench, name, torch.cuda.make_graphed_callables(bench.kernel.function, tuple(args)))
+
+
+MODES: tuple[tuple[str, Callable[[Bench, str], Iterator[Row]]], ...] = (
+    ("torch.compile (fullgraph)", _compiled),
+    ("torch.vmap", _batched),
+    ("forward mode", _forward),
+    ("torch.func", _nested),
+    ("autocast", _autocast),
+    ("no_grad", _without_grad(torch.no_grad)),
+    ("inference mode", _without_grad(torch.inference_mode)),
+    ("activation checkpointing", _checkpointed),
+    ("CUDA graphs", _captured),
+)

@@ -1,0 +1,135 @@
+"""Numbers of other sizes: small and large ones, at the edge of the dtype, signed zeros, infinities, NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector.kernels.bench import Bench, Sample, Truths, raised
+from covector.kernels.combined import Combined, judged
+from covector.kernels.comparison import BEYOND_DOUBT, Comparison
+from covector.kernels.row import Row, Status, row_of
+from covector.kernels.subject import Run, variables
+from covector.kernels.truth import Truth
+from covector.verify.finding import Outcome
+
+# The largest power of two that inputs and cotangents are multiplied by.
+_POWER = 20
+
+# Gradients are left out of which the scale makes this share zero, as of a softmax of large numbers.
+_SATURATED = 0.25
+
+
+def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
+    """Judged against the reference at the same numbers; where that is not finite, it is the judge."""
+    down, up = _powers(bench)
+    for inputs, cotangents in ((down, up), (up, down), (0, -_POWER)):
+        way = f"inputs x 2^{inputs}, cotangents x 2^{cotangents}"
+        sample = Sample(
+            _scaled(bench.leaves, bench.arguments.chosen, inputs),
+            [None if c is None else _times(c, cotangents) for c in bench.sample.cotangents],
+        )
+        truths = _unsaturated(bench.truths_of(sample), bench)
+        row = judged(bench, way, sample.leaves, sample.cotangents, truths)
+        yield _beyond_doubt(row) if inputs > 0 else row
+    for way, spoil in _SPECIAL:
+        yield _special(bench, way, spoil)
+
+
+def _beyond_doubt(row: Row) -> Row:
+    """Large inputs saturate: one rounding decides which of two numbers is the larger one."""
+    if row.status is not Status.FAILED or row.comparison is None or not row.comparison.wrong:
+        return row
+    doubtful = row.comparison.wrong[0].excess <= BEYOND_DOUBT
+    return replace(row, status=Status.INCONCLUSIVE) if doubtful else row
+
+
+def _unsaturated(truths: Truths, bench: Bench) -> Truths:
+    """Without gradients that the scale makes zero: which entries round to zero is no kernel's fault."""
+
+    def kept(truth: Truth | None, given: Truth | None) -> Truth | None:
+        if truth is None or given is None:
+            return truth
+        lost = (truth.golden == 0).double().mean() - (given.golden == 0).double().mean()
+        return truth if float(lost) < _SATURATED else replace(truth, judged=torch.zeros_like(truth.judged))
+
+    pairs = zip(truths.gradients, bench.truths.gradients, strict=True)
+    return replace(truths, gradients=[kept(truth, given) for truth, given in pairs])
+
+
+def _powers(bench: Bench) -> tuple[int, int]:
+    """How far inputs can be scaled such that sums of their squares are still numbers of the dtype."""
+    tensors = [bench.leaves[i] for i in bench.arguments.chosen]
+    down, up = _POWER, _POWER
+    for tensor in tensors:
+        values = tensor.detach().abs().double()
+        known = values[values.isfinite() & (values > 0)]
+        if known.numel():
+            info = torch.finfo(tensor.dtype)
+            up = min(up, math.floor(math.log2(math.sqrt(info.max / known.numel()) / float(known.max()))))
+            down = min(down, math.floor(math.log2(float(known.median()) / math.sqrt(info.tiny))))
+    return -max(down, 0), max(up, 0)
+
+
+def _times(tensor: Tensor, power: int) -> Tensor:
+    """The tensor times a power of two; what does not fit into the dtype stays at its edge."""
+    if tensor.is_complex():
+        return tensor.detach() * 2.0**power
+    scaled = tensor.detach().double() * 2.0**power
+    most = torch.finfo(tensor.dtype).max
+    return scaled.clamp(-most, most).to(tensor.dtype)
+
+
+def _scaled(leaves: list[Any], chosen: Any, power: int) -> list[Any]:
+    return [_times(leaf, power) if i in chosen else leaf for i, leaf in enumerate(leaves)]
+
+
+def _put(value: Callable[[torch.finfo], float]) -> Callable[[Tensor], None]:
+    """Put a number into the first entry: the first row is never what a mask leaves out."""
+
+    def put(tensor: Tensor) -> None:
+        tensor.view(-1)[0] = value(torch.finfo(tensor.dtype))
+
+    return put
+
+
+def _zeros(tensor: Tensor) -> None:
+    flat = tensor.view(-1)
+    flat[0::7], flat[3::7] = 0.0, -0.0
+
+
+_SPECIAL: tuple[tuple[str, Callable[[Tensor], None]], ...] = (
+    ("a NaN in every input", _put(lambda info: math.nan)),
+    ("an infinity in every input", _put(lambda info: math.inf)),
+    ("a number at the edge of the dtype in the first input", _put(lambda info: info.max / 2)),
+    ("zeros of both signs", _zeros),
+)
+
+
+def _special(bench: Bench, way: str, spoil: Callable[[Tensor], None]) -> Row:
+    """Outputs alone: what becomes of infinities in a gradient depends on the order of operations."""
+    leaves = list(bench.leaves)
+    for index in bench.arguments.chosen[:1] if "first input" in way else bench.arguments.chosen:
+        leaves[index] = bench.leaves[index].detach().clone(memory_format=torch.contiguous_format)
+        if leaves[index].numel():
+            spoil(leaves[index])
+    truths = bench.truths_of(Sample(leaves, bench.sample.cotangents))
+    try:
+        with torch.no_grad():
+            outputs = bench.kernel(variables(leaves, ()))
+    except Exception as error:
+        return Row(way, Status.FAILED, raised(error))
+    compared = bench.compared_outputs(Run(outputs), truths)
+    return row_of(way, [_finiteness(one) for one in compared])
+
+
+def _finiteness(comparison: Comparison) -> Comparison:
+    """One large number leaves no digits to the others, so ratios are not held against a kernel here."""
+    if comparison.outcome is Outcome.PASSED or comparison.worst is None:
+        return comparison
+    return Comparison(comparison.name, Outcome.PASSED, whole=comparison.whole, worst=comparison.worst)

@@ -1,0 +1,121 @@
+"""Second derivatives: double backward beside the reference's, or a clear refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covector.errors import UnsupportedError, first_sentence
+from covector.kernels import limits
+from covector.kernels.bench import Bench
+from covector.kernels.combined import Combined
+from covector.kernels.comparison import Comparison, compare
+from covector.kernels.row import Row, Status, row_of
+from covector.kernels.subject import Subject, random_like, variables
+from covector.kernels.truth import truth_of
+from covector.verify.finding import Outcome
+from covector.verify.leaves import doubled
+
+_DETACHED = (
+    "has no graph, so second derivatives through it are silently zero: make backward differentiable, or "
+    "mark it @torch.autograd.function.once_differentiable"
+)
+
+
+def second_order(bench: Bench, combined: Combined) -> Iterator[Row]:
+    """Gradients of a random combination of the gradients, by the inputs and by the cotangents."""
+    way = "double backward"
+    if not bench.arguments.chosen:
+        yield Row(way, Status.SKIPPED, "no input requires grad")
+        return
+    try:
+        golden = _twice(
+            bench.reference, [doubled(x) for x in bench.leaves], _doubled(bench.sample.cotangents), bench
+        )
+        eager = _twice(bench.reference, bench.leaves, bench.sample.cotangents, bench)
+    except Exception as error:
+        yield Row(
+            way, Status.SKIPPED, f"the reference raised {type(error).__name__}: {first_sentence(error)}"
+        )
+        return
+    try:
+        found = _twice(bench.kernel, bench.leaves, bench.sample.cotangents, bench)
+    except Exception as error:
+        yield Row(way, Status.UNSUPPORTED, f"refused: {first_sentence(error)}")
+        return
+    generator = torch.Generator().manual_seed(bench.settings.seed)
+    runs = [
+        _twice(bench.reference, bench.nudged(bench.leaves, generator), bench.sample.cotangents, bench)
+        for _ in range(limits.RUNS)
+    ]
+    yield row_of(way, list(_compared(bench, found, golden, eager, runs)))
+
+
+def _doubled(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if c is None else doubled(c) for c in cotangents]
+
+
+def _twice(
+    subject: Subject, leaves: Sequence[Any], cotangents: Sequence[Tensor | None], bench: Bench
+) -> dict[str, Any]:
+    """Which gradients have a graph, and the second derivatives by inputs and cotangents."""
+    leaves = variables(leaves, subject.arguments.chosen)
+    pulled = [None if c is None else c.detach().requires_grad_() for c in cotangents]
+    with torch.enable_grad():
+        outputs = subject(leaves)
+        first = subject.pull(outputs, leaves, pulled, create_graph=True)
+        attached = {n: g is not None and g.requires_grad for n, g in zip(bench.names, first, strict=True)}
+        ends = [g for g in first if g is not None and g.requires_grad]
+        if any(map(_refuses, ends)):
+            raise UnsupportedError("backward is marked once_differentiable")
+        by = {f"by {n}": leaves[i] for i, n in zip(subject.arguments.chosen, bench.names, strict=True)}
+        by |= {
+            f"by the cotangent of {n}": c
+            for n, c in zip(bench.output_names, pulled, strict=True)
+            if c is not None
+        }
+        seconds: Sequence[Tensor | None] = [None] * len(by)
+        if ends:
+            subject.count.backward += 1
+            weights = random_like(ends, bench.settings.seed + 2)
+            seconds = torch.autograd.grad(ends, list(by.values()), weights, allow_unused=True)
+    return {"attached": attached, "seconds": dict(zip(by, seconds, strict=True))}
+
+
+def _refuses(gradient: Tensor) -> bool:
+    """Whether an error waits in the graph of a gradient: torch leaves it out where it is asked by inputs."""
+    waiting, seen = [gradient.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def _compared(
+    bench: Bench,
+    found: dict[str, Any],
+    golden: dict[str, Any],
+    eager: dict[str, Any],
+    runs: list[dict[str, Any]],
+) -> Iterator[Comparison]:
+    for name, attached in found["attached"].items():
+        if golden["attached"][name] and not attached:
+            yield Comparison(f"grad {name}", Outcome.FAILED, _DETACHED)
+    for name, exact in golden["seconds"].items():
+        got = found["seconds"][name]
+        seen = [run["seconds"][name] for run in runs]
+        if exact is None or eager["seconds"][name] is None or any(one is None for one in seen):
+            continue
+        truth = truth_of(f"second derivative {name}", exact, eager["seconds"][name], seen)
+        if not bool(truth.golden.any()):
+            continue
+        got = torch.zeros_like(eager["seconds"][name]) if got is None else got
+        yield compare(got, truth, bench.settings.ratio, bench.alpha)

@@ -1,0 +1,62 @@
+"""A row of the report: one way of calling the kernel, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from covector.kernels.comparison import Comparison
+from covector.verify.finding import Outcome
+
+
+class Status(StrEnum):
+    """How a way of calling ended; the last two do not speak against a kernel."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+    SKIPPED = "not looked at"
+
+
+_OF_OUTCOME = {
+    Outcome.PASSED: Status.PASSED,
+    Outcome.FAILED: Status.FAILED,
+    Outcome.INCONCLUSIVE: Status.INCONCLUSIVE,
+    Outcome.UNSUPPORTED: Status.UNSUPPORTED,
+}
+_RANK = [Outcome.PASSED, Outcome.UNSUPPORTED, Outcome.INCONCLUSIVE, Outcome.FAILED]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of calling the kernel: how it ended, why, and the tensor that says so."""
+
+    way: str
+    status: Status
+    text: str = ""
+    comparison: Comparison | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The error of its worst tensor over the noise floor, of the worst slice."""
+        if self.comparison is None or self.comparison.worst is None:
+            return None
+        return max(self.comparison.worst.ratio, self.comparison.whole)
+
+
+def row_of(way: str, comparisons: Sequence[Comparison]) -> Row:
+    """A row from the tensors of a run: the worst of them speaks for it."""
+    worst = max(comparisons, key=_badness, default=None)
+    if worst is None:
+        return Row(way, Status.SKIPPED, "there is nothing to compare")
+    text = f"{worst.name}: {worst.summary}" if worst.summary else ""
+    return Row(way, _OF_OUTCOME[worst.outcome], text, worst)
+
+
+def _badness(comparison: Comparison) -> tuple[int, float]:
+    excess = max(
+        [m.excess for m in comparison.wrong] or [comparison.worst.excess if comparison.worst else 0.0]
+    )
+    return _RANK.index(comparison.outcome), excess

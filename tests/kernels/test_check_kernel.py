@@ -1,0 +1,374 @@
+"""The door: what it takes, what it says of bad input, what it costs, and what stays as it was."""
+
+import io
+import json
+
+import pytest
+import torch
+
+import covector
+import kernel_families as families
+from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckError
+from covector.kernels import progress
+from covector.kernels.limits import largest_quotient, largest_ratio
+from covector.verify.finding import Outcome
+from kernel_table import entry
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def randn(*shape, dtype=F32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def rows(report, lens):
+    return [row for row in report.tables[1].rows if row[0] == lens]
+
+
+@pytest.mark.parametrize("size", [100, pytest.param(1000, marks=pytest.mark.sweep)])
+def test_a_large_kernel_is_run_60_times_at_most(size):
+    """Forward and backward, with every lens."""
+    calls = {"forward": 0, "backward": 0}
+
+    class Silu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            calls["forward"] += 1
+            ctx.save_for_backward(x, y)
+            return torch.nn.functional.silu(x) * y
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            calls["backward"] += 1
+            x, y = ctx.saved_tensors
+            s = torch.sigmoid(x)
+            return g * y * s * (1 + x * (1 - s)), g * x * s
+
+    x, y = randn(size, size), randn(size, size, seed=1)
+    report = covector.check_kernel(Silu.apply, lambda x, y: torch.nn.functional.silu(x) * y, (x, y))
+    assert report, report
+    assert calls["forward"] <= 60
+    assert calls["backward"] <= 60
+    # torch.compile runs it on fake tensors too, and vmap refuses before it runs.
+    assert abs(report.evaluations - calls["forward"]) <= 4
+
+
+def test_the_inputs_of_the_caller_stay_as_they_are():
+    """Values, gradients, layout and the random state; also where a kernel writes and where it raises."""
+    x = randn(12, 20).detach()[:, ::2].requires_grad_()
+    before, state = x.detach().clone(), torch.get_rng_state()
+
+    def broken(x):
+        x.detach().zero_()
+        raise RuntimeError("no such device")
+
+    report = covector.check_kernel(broken, torch.sin, x)
+    assert "no such device" in report.findings[0].summary
+    covector.check_kernel(torch.sin, torch.sin, x)
+    assert torch.equal(x, before)
+    assert x.grad is None
+    assert x.stride() == (20, 2)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_reference_that_does_not_run_in_float64():
+    """It is named, with what to do; no lens is tried without a truth."""
+
+    def reference(x):
+        return x @ torch.ones(4, 4, dtype=F32)
+
+    report = covector.check_kernel(lambda x: x @ torch.ones(4, 4), reference, randn(8, 4))
+    (found,) = report.findings
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert found.summary.startswith(
+        "the reference raised RuntimeError: expected m1 and m2 to have the same dtype"
+    )
+    assert "follows the dtype of its inputs" in found.advice
+
+
+BAD_KERNELS = {
+    "another shape": (
+        lambda x: torch.sin(x)[:-1],
+        "output: shape (8, 6) and float32 in the reference, shape (7, 6)",
+    ),
+    "another dtype": (lambda x: torch.sin(x).double(), "and float64 in the kernel"),
+    "two outputs": (lambda x: (torch.sin(x), x), "2 outputs, the reference has 1"),
+    "no tensor": (lambda x: 3.0, "a float, the reference gives a tensor"),
+    "no gradient": (lambda x: torch.sin(x.detach()), "grad x: there is none, the reference has one"),
+    "NaN": (lambda x: torch.sin(x) / (x != x[0, 0]), "where the reference is finite"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_KERNELS)
+def test_what_differs_in_kind_is_said(name):
+    """Shapes, dtypes, numbers of outputs, gradients, infinities."""
+    kernel, text = BAD_KERNELS[name]
+    report = covector.check_kernel(kernel, lambda x: torch.sin(x), randn(8, 6), lenses=["again"])
+    assert report.outcome is Outcome.FAILED
+    assert text in report.findings[0].summary
+
+
+def test_a_kernel_that_raises_under_one_lens():
+    """The lens says so, and the others go on."""
+
+    def kernel(x):
+        return torch.sin(x.view(-1)).view(x.shape)
+
+    report = covector.check_kernel(kernel, torch.sin, randn(12, 8))
+    assert {f.check for f in report.findings if f.outcome is Outcome.FAILED} == {"layout"}
+    assert (
+        "raised RuntimeError: view size is not compatible"
+        in next(f for f in report.findings if f.check == "layout").summary
+    )
+    assert all(row[3] in ("passed", "not looked at", "unsupported") for row in rows(report, "again"))
+    assert len({row[0] for row in report.tables[1].rows}) == 9
+
+
+VACUOUS = {
+    "zero": (lambda x: x * 0, "it is zero everywhere"),
+    "constant": (lambda x: torch.ones_like(x) + 0 * x, "it does not depend on the inputs"),
+    "empty": (lambda x: x[:0], "it has no entries"),
+    "unused": (lambda x: torch.ones(3), "does not depend on the inputs"),
+}
+
+
+@pytest.mark.parametrize("name", VACUOUS)
+def test_what_would_pass_anyway_is_not_passed(name):
+    """And is said."""
+    function, text = VACUOUS[name]
+    report = covector.check_kernel(function, function, randn(8, 6), lenses=["again"])
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert any(text in f.summary for f in report.findings), report
+
+
+def test_a_right_sum_passes():
+    """Its gradient has equal entries, but depends on the cotangent."""
+    assert covector.check_kernel(lambda x: x.sum(-1), lambda x: x.sum(-1), randn(8, 6), lenses=["again"])
+
+
+def test_an_ill_conditioned_problem_is_inconclusive():
+    """The condition is measured, and inputs are named that would settle it."""
+
+    def function(x):
+        return torch.sin(1000 * x)
+
+    report = covector.check_kernel(function, function, randn(24, 40, dtype=BF16), lenses=["again"])
+    found = report.findings[0]
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "ill-conditioned: the noise floor is" in found.summary
+    assert found.advice.startswith("With these inputs in float32 the noise floor is")
+
+
+def test_a_wrong_kernel_says_where():
+    """The slices, the entries with both errors in ulp, and the rule that fits."""
+    one = entry("attention", "scale of one head", torch.float16)
+    report = covector.check_kernel(one.kernel, one.reference, one.inputs)
+    found = report.findings[0]
+    assert "of axis 1 (of size 3)" in found.diagnoses[0].evidence
+    assert found.diagnoses[0].evidence.startswith("`grad k`: what is wrong lies at the last index of axis 1")
+    slices, entries = found.tables
+    assert slices.rows[0][0] == "grad k[:, 2, :, :]"
+    assert slices.rows[0][1] > slices.rows[0][2]
+    assert entries.columns == ("entry", "kernel", "golden", "error [ulp]", "reference's [ulp]", "floor [ulp]")
+
+
+DIAGNOSED = [
+    (lambda x: 2 * torch.sin(x), "factor", "2 x the golden values"),
+    (lambda x: -torch.sin(x), "factor", "wrong sign"),
+    (lambda x: torch.sin(x.T), "transposed", "the last two axes are exchanged"),
+    (lambda x: torch.sin(x).roll(1, 0), "displaced", "one place later along axis 0"),
+    (lambda x: 0 * x, "zero", "zero everywhere"),
+    (lambda x: torch.sin(x) + torch.sin(x).mean(1, keepdim=True), "missing term", "the same along axis 1"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "rule", "text"), DIAGNOSED, ids=[f"{d[1]} {d[2]}" for d in DIAGNOSED])
+def test_the_mistake_is_named(kernel, rule, text):
+    """As in a gradient check."""
+    report = covector.check_kernel(kernel, torch.sin, randn(24, 24), lenses=["again"])
+    first = report.findings[0].diagnoses[0]
+    assert (first.rule, text in first.evidence) == (rule, True)
+
+
+def test_modules_share_their_parameters():
+    """Those of the kernel are given to both."""
+
+    class Fused(torch.nn.Linear):
+        def forward(self, x):
+            return (x[..., None, :] * self.weight).sum(-1) + self.bias
+
+    torch.manual_seed(0)
+    kernel, reference = Fused(6, 5), torch.nn.Linear(6, 5)
+    report = covector.check_kernel(kernel, reference, randn(7, 6), lenses=["requires grad"])
+    assert report, report
+    assert [row[0] for row in report.tables[0].rows] == [
+        "output",
+        "grad params['weight']",
+        "grad params['bias']",
+        "grad x",
+    ]
+    with pytest.raises(ArgumentValueError, match="parameters of the same names and shapes"):
+        covector.check_kernel(kernel, torch.nn.Linear(6, 4), randn(7, 6))
+
+
+def test_trees_keywords_and_several_dtypes():
+    """A dict of inputs, a keyword, two dtypes in one report."""
+
+    def kernel(batch, *, shift):
+        return {"y": batch["x"] * batch["w"] + shift}
+
+    inputs = ({"x": randn(12, 10), "w": randn(10, seed=1)},)
+    report = covector.check_kernel(
+        kernel, kernel, inputs, {"shift": 1.0}, dtypes=[torch.bfloat16, torch.float32], lenses=["layout"]
+    )
+    assert report, report
+    assert {row[1] for row in report.tables[0].rows} == {"bfloat16", "float32"}
+    assert {row[0] for row in report.tables[0].rows} == {"output['y']", "grad batch['x']", "grad batch['w']"}
+
+
+def test_outputs_alone_where_nothing_requires_grad():
+    """A kernel for inference."""
+    report = covector.check_kernel(
+        torch.sin, torch.sin, randn(8, 6).detach(), lenses=["layout", "again", "in place"]
+    )
+    assert report, report
+    assert [row[0] for row in report.tables[0].rows] == ["output"]
+
+
+def test_complex_kernels():
+    """Both parts of a number are compared."""
+    x = torch.view_as_complex(randn(12, 10, 2).detach()).requires_grad_()
+    assert covector.check_kernel(lambda x: x * x, torch.square, x, lenses=["layout", "again"])
+    report = covector.check_kernel(lambda x: (x * x).conj(), torch.square, x, lenses=["again"])
+    assert report.outcome is Outcome.FAILED
+
+
+def test_nondet_tol_allows_for_a_spread():
+    """Which is shown in ulp."""
+    count = [0]
+
+    def kernel(x):
+        count[0] += 1
+        return torch.sin(x) * (1 + 2e-7 * (count[0] % 3))
+
+    x = randn(12, 10)
+    strict = covector.check_kernel(kernel, torch.sin, x, lenses=["again"])
+    assert "ulp) from the first call" in next(f.summary for f in strict.findings if f.check == "again")
+    assert covector.check_kernel(kernel, torch.sin, x, lenses=["again"], nondet_tol=1e-5)
+
+
+REFUSED = [
+    ({"kernel": 3}, ArgumentTypeError, "the first argument must be a function"),
+    ({"reference": None}, ArgumentTypeError, "the reference must be a function of the same arguments"),
+    ({"ratio": 0.5}, ArgumentValueError, "ratio must be at least 1, got 0.5"),
+    ({"ratio": "3"}, ArgumentTypeError, "ratio must be a number"),
+    ({"nondet_tol": -1}, ArgumentValueError, "nondet_tol must be zero or positive"),
+    (
+        {"lenses": ["layouts"]},
+        ArgumentValueError,
+        "there is no lens 'layouts'; there are layout, requires grad",
+    ),
+    ({"dtypes": torch.int32}, ArgumentTypeError, "dtypes must be floating-point dtypes, got torch.int32"),
+    ({"dtypes": []}, ArgumentValueError, "dtypes is empty"),
+    ({"inputs": torch.arange(3)}, ArgumentTypeError, "the inputs hold no floating-point tensor"),
+    ({"inputs": torch.eye(3).to_sparse()}, ArgumentTypeError, "only dense tensors can be compared"),
+    ({"kwargs": [1]}, ArgumentTypeError, "kwargs must be a dict"),
+    ({"seed": "x"}, ArgumentTypeError, "seed must be an int"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "text"), REFUSED, ids=[r[2][:40] for r in REFUSED])
+def test_calls_that_make_no_sense(change, error, text):
+    """Are refused before any work."""
+    call = {"kernel": torch.sin, "reference": torch.sin, "inputs": torch.ones(3)} | change
+    with pytest.raises(error, match=text.replace("(", r"\(").replace("[", r"\[")):
+        covector.check_kernel(call.pop("kernel"), call.pop("reference"), call.pop("inputs"), **call)
+
+
+def test_kernelcheck_raises():
+    """With the report as text and as an attribute; or returns False."""
+    with pytest.raises(GradcheckError, match=r"check_kernel\(cos\): FAILED") as caught:
+        covector.kernelcheck(torch.cos, torch.sin, randn(8, 6))
+    assert caught.value.report.outcome is Outcome.FAILED
+    assert covector.kernelcheck(torch.cos, torch.sin, randn(8, 6), raise_exception=False) is False
+
+
+def test_the_report_in_all_its_forms(tmp_path):
+    """JSON and the page have the tables; the terminal shows them no wider than a hundred columns."""
+    report = covector.check_kernel(torch.cos, torch.sin, randn(8, 6), lenses=["again"])
+    data = json.loads(report.to_json())
+    assert [table["title"] for table in data["tables"]] == ["error over noise floor", "lenses"]
+    assert data["findings"][0]["tables"][0]["columns"][0] in ("slice", "entry")
+    report.to_html(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Error over noise floor" in page
+    assert "<td>called twice</td>" in page
+    assert "Jacobians" not in page
+    assert max(map(len, str(report).splitlines())) <= 100
+    assert "reproduce: covector.check_kernel(cos, sin, inputs, lenses=['again'], seed=0)" in str(report)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_after_two_seconds(monkeypatch):
+    """On a terminal, on one line that is wiped."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    terminal, pipe = Terminal(), io.StringIO()
+    for file in (terminal, pipe):
+        clock[0] = 0.0
+        shown = progress.Progress("check_kernel(f)", file)
+        shown.at("layout")
+        assert file.getvalue() == ""
+        clock[0] = 2.5
+        shown.at("scale")
+        shown.done()
+    assert "check_kernel(f): scale" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")
+    assert pipe.getvalue() == ""
+
+
+def test_limits_follow_from_the_ratio():
+    """Quantiles of Fisher's distribution: simulated, at a rate that can be counted."""
+    generator = torch.Generator().manual_seed(0)
+    for freedom in (1, 4, 20):
+        errors = torch.randn(40_000, freedom, generator=generator, dtype=torch.float64).square().mean(1)
+        floors = torch.randn(40_000, 4 * freedom, generator=generator, dtype=torch.float64).square().mean(1)
+        share = (torch.sqrt(9 * errors / floors) > largest_ratio(3.0, 0.01, freedom)).double().mean()
+        assert 0.008 < float(share) < 0.012
+        largest = torch.randn(40_000, freedom, generator=generator).abs().amax(1)
+        theirs = torch.randn(40_000, 4 * freedom, generator=generator).abs().amax(1)
+        assert float((3 * largest / theirs > largest_quotient(3.0, 0.01, freedom)).double().mean()) <= 0.01
+
+
+@pytest.mark.sweep
+def test_right_kernels_are_not_accused_over_many_seeds(capsys):
+    """Unfused and differently ordered ones, in three dtypes and two sizes."""
+    from kernel_table import MAKERS, OTHERS, SHAPES
+    from kernel_table import randn as drawn
+
+    accused, count = [], 0
+    for seed in range(40):
+        for family, others in OTHERS.items():
+            for kernel in (MAKERS[family][0](), *others):
+                for dtype in (F32, BF16, torch.float16):
+                    inputs = drawn(*SHAPES[family], dtype=dtype, seed=seed)
+                    report = covector.check_kernel(
+                        kernel, MAKERS[family][1], inputs, lenses=["in place"], seed=seed
+                    )
+                    count += 1
+                    if report.findings[0].outcome is not Outcome.PASSED:
+                        accused.append(f"{family} {dtype} {seed}: {report.findings[0].summary}")
+    with capsys.disabled():
+        print(f"\n{len(accused)} of {count} right kernels accused", *accused, sep="\n")
+    assert not accused
+
+
+def test_families_are_kernels():
+    """The table's kernels are Functions, so that lenses meet what people write."""
+    assert families.softmax().__self__.__mro__[1] is torch.autograd.Function
