@@ -9,9 +9,9 @@ import argparse
 import importlib.util
 import inspect
 import re
-import statistics
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-SLOWEST = 5
+from covector_pytest_summary import Accepted, Check, counted, summary
+
 OUTSIDE = "(outside a test)"
 WAYS = {"--covector": "answer", "--covector=compare": "compare"}
 SESSION = pytest.StashKey["Session"]()
@@ -42,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="write a page for each check that did not pass, and an index, into this folder; it implies "
         "--covector",
+    )
+    group.addoption(
+        "--covector-accept",
+        metavar="FILE",
+        help="with --covector=compare: verdicts that differ and are listed in this file are accepted; it is "
+        "written, with those of this run, if it is not there",
     )
 
 
@@ -65,15 +72,35 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.option.covector and "compare" in config.args and not Path("compare").exists():
         raise pytest.UsageError("there is no file compare; to compare, write --covector=compare.")
+    if config.option.covector_accept and config.option.covector != "compare":
+        raise pytest.UsageError(
+            "--covector-accept lists verdicts that differ, which --covector=compare finds."
+        )
     if config.option.covector_report:
         config.option.covector = config.option.covector or "answer"
         # Workers of pytest-xdist get the options from here, and may run elsewhere.
         folder = config.invocation_params.dir / config.option.covector_report
         config.option.covector_report = str(folder.absolute())
+        if not hasattr(config, "workerinput"):
+            _prepare(folder)
     session = Session(config)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "covector-session")
     session.start()
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder of the pages, and remove those of an earlier run."""
+    marker = '<meta name="generator" content="covector">'
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.html"):
+            if marker in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+                path.unlink()
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--covector-report={folder}: pages cannot be written there: {error}"
+        ) from error
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -110,25 +137,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One check as data, fit to travel from a worker to its controller."""
-
-    test: str
-    what: str
-    outcome: str
-    seconds: float
-    text: str = ""
-    page: str = ""
-    peer_outcome: str = ""
-    peer_seconds: float = 0.0
-
-    @property
-    def differs(self) -> bool:
-        """Whether covector and torch were both asked and disagree."""
-        return bool(self.peer_outcome) and (self.outcome == "passed") != (self.peer_outcome == "passed")
-
-
-@dataclass(frozen=True)
 class Trial:
     """How a call of one checker ended: with a value, or with an error."""
 
@@ -161,6 +169,7 @@ class Session:
     item: pytest.Item | None = None
     fresh: list[tuple[Check, Exception | None]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)
     pages: list[str] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
     count: int = 0
@@ -260,24 +269,37 @@ class Session:
             seconds=ours.seconds,
             text="" if ours.error is None else str(ours.error),
             page=self._page(ours.report),
+            hint=self._hint(ours.report),
             peer_outcome="" if theirs is None else theirs.outcome,
             peer_seconds=0.0 if theirs is None else theirs.seconds,
         )
-        self.fresh.append((check, (theirs or ours).error))
+        self.fresh.append((check, ours.error))
+
+    def _hint(self, report: Any) -> str:
+        """What is likely wrong, for the index."""
+        if not self.config.option.covector_report:
+            return ""
+        from covector._index import hint_of
+
+        return hint_of(report)
 
     def _page(self, report: Any) -> str:
         """The name of the page written for a report, if pages are wanted."""
         folder = self.config.option.covector_report
         if not folder or report is None:
             return ""
-        test = self.item.nodeid if self.item else "outside"
+        from covector._index import write_page
+
+        # A test runs in one worker; what runs outside of tests may run in each.
         worker = getattr(self.config, "workerinput", {}).get("workerid", "")
-        stem = "-".join(filter(None, [re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:].strip("-."), worker]))
+        test = self.item.nodeid if self.item else f"outside {worker}"
+        stem = re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:].strip("-.")
+        if not re.fullmatch(r"[\w.:/]+", test):  # other tests may have the same letters
+            stem += f"-{zlib.crc32(test.encode()):08x}"
         self.pages.append(stem)
-        path = Path(folder) / f"{stem}-{self.pages.count(stem)}.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        report.to_html(path)
-        return path.name
+        name = f"{stem}-{self.pages.count(stem)}.html"
+        write_page(Path(folder), name, report, test)
+        return name
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -303,6 +325,14 @@ class Session:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count, in the process that people look at."""
         self.checks += [Check(**data) for data in getattr(report, "covector", [])]
+        if report.when == "call" or report.outcome != "passed":
+            expected = {"skipped": "expected failure", "passed": "passed in spite of xfail"}
+            ended = (
+                expected.get(report.outcome, report.outcome)
+                if hasattr(report, "wasxfail")
+                else report.outcome
+            )
+            self.ended[report.nodeid] = ended
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -314,7 +344,7 @@ class Session:
             from covector._index import Line, write_index
 
             lines = [
-                Line(c.test, c.what, c.outcome, c.seconds, c.text, c.page)
+                Line(c.test, c.what, c.outcome, c.seconds, c.text, c.page, c.hint, self.ended.get(c.test, ""))
                 for c in self.checks
                 if c.outcome != "passed"
             ]
@@ -326,53 +356,14 @@ class Session:
         if not (self.checks or option.covector):
             return
         terminalreporter.write_sep("=", "covector")
-        for line in summary(self.checks):
+        listed = self.config.option.covector_accept
+        accepted = Accepted.listed_in(self.config.invocation_params.dir / listed if listed else None)
+        for line in summary(self.checks, accepted):
             terminalreporter.write_line(line)
+        if written := accepted.write([check for check in self.checks if check.differs]):
+            terminalreporter.write_line(written)
         if option.covector_report:
             terminalreporter.write_line(f"pages: {Path(option.covector_report) / 'index.html'}")
-
-
-def summary(checks: list[Check]) -> list[str]:
-    """The lines at the end of a run."""
-    if not checks:
-        return ["no gradcheck ran"]
-    return [_first_line(checks), *_differences(checks), *_slowest(checks)]
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _first_line(checks: list[Check]) -> str:
-    outcomes = [check.outcome for check in checks]
-    counts = ", ".join(f"{outcomes.count(o)} {o}" for o in sorted(set(outcomes), key=outcomes.index))
-    total = sum(check.seconds for check in checks)
-    return f"{counted(len(checks), 'check')} in {total:.2f} s: {counts}"
-
-
-def _differences(checks: list[Check]) -> Iterator[str]:
-    compared = [check for check in checks if check.peer_outcome]
-    if not compared:
-        return
-    ours, theirs = sum(c.seconds for c in compared), sum(c.peer_seconds for c in compared)
-    median = statistics.median(c.seconds / c.peer_seconds for c in compared)
-    yield (
-        f"beside torch: {ours:.2f} s against {theirs:.2f} s, ratio {ours / theirs:.2f}; "
-        f"median of the ratios {median:.2f}"
-    )
-    different = [check for check in compared if check.differs]
-    yield f"verdicts that differ: {len(different) or 'none'}"
-    for check in different:
-        yield f"  {check.test}"
-        yield f"    {check.what}: covector {check.outcome}, torch {check.peer_outcome}"
-        yield from (f"      {line}" for line in check.text.splitlines())
-
-
-def _slowest(checks: list[Check]) -> Iterator[str]:
-    yield "slowest:"
-    for check in sorted(checks, key=lambda check: -check.seconds)[:SLOWEST]:
-        yield f"  {check.seconds:7.3f} s  {check.what}  {check.test}"
 
 
 def attempt(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trial:

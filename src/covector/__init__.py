@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from covector import cases as cases
     from covector import compat as compat
     from covector import functional as functional
+    from covector import scipy as scipy
     from covector import verify as verify
     from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
@@ -103,12 +104,21 @@ _ROOMS = {
     "cases": "covector.cases",
     "compat": "covector.compat",
     "functional": "covector.functional",
+    "scipy": "covector.scipy",
     "sparsity": "covector.sparsity",
     "verify": "covector.api",
 }
 
 
+# The rooms that programs use, beside the names of the public list.
+_PUBLIC = ("__version__", "compat", "errors", "functional", "scipy")
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("covector")
     if name in _ROOMS:
         import_module(_ROOMS[name])
         return sys.modules[f"covector.{name}"]
@@ -119,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOM_OF, *_ROOMS})
+    return sorted({*__all__, *_PUBLIC})

@@ -1,22 +1,20 @@
-"""A page that lists checks and links to their pages: one file, no network, no script."""
+"""A page that lists checks and links to their pages: one file, no network, no script, in their style."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
-       color-scheme: light dark; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
-         border-bottom: 1px solid #8884; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-td.passed { color: #2a7f3f; } td.bad { color: #c0392b; font-weight: 600; }
-pre { white-space: pre-wrap; margin: 0; font-size: 12px; }
-"""
+from covector.report.page import GENERATOR, page
+from covector.report.report import Report
+
+NAME = "index.html"
+
+# What is no reason to look: it ended as was expected.
+_CALM = {"passed", "skipped", "xfailed", "expected failure"}
 
 
 @dataclass(frozen=True)
@@ -29,35 +27,72 @@ class Line:
     seconds: float
     text: str = ""
     page: str = ""
+    hint: str = ""
+    """The surest diagnosis."""
+    test: str = ""
+    """How the test ended that the check belongs to, which may expect a failure."""
+
+
+def hint_of(report: Report | None) -> str:
+    """One line on what is wrong: the surest diagnosis, or the summary of the worst finding."""
+    if report is None or report.worst is None or report:
+        return ""
+    diagnoses = report.worst.diagnoses
+    return f"{diagnoses[0].sure}: {diagnoses[0].evidence}" if diagnoses else report.worst.summary
+
+
+def clear(folder: Path) -> None:
+    """Remove the pages of an earlier run, and nothing that was not written here."""
+    for path in folder.glob("*.html"):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if GENERATOR in file.read(2000):
+                path.unlink()
+
+
+def write_page(folder: Path, name: str, report: Report, of: str) -> None:
+    """Write the page of a check that belongs to a test or a case, with a link back to the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(page(report, of=of, index=NAME), encoding="utf-8")
 
 
 def write_index(folder: Path, title: str, lines: Sequence[Line]) -> Path:
     """Write `index.html` into a folder, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
+    path = folder / NAME
     path.write_text(_page(title, lines), encoding="utf-8")
     return path
 
 
 def _page(title: str, lines: Sequence[Line]) -> str:
-    rows = "\n".join(_row(line) for line in lines)
-    head = "<tr><th>outcome</th><th>check</th><th>from</th><th>seconds</th></tr>"
-    table = f"<table>\n{head}\n{rows}\n</table>" if lines else "<p>Nothing to show.</p>"
+    style = files("covector.report").joinpath("page.css").read_text(encoding="utf-8")
+    rows = "\n".join(map(_row, lines))
+    body = f'<ul class="checks">\n{rows}\n</ul>' if lines else "<p>Nothing to show.</p>"
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<h1>{escape(title)}</h1>\n{table}\n</body>\n</html>\n"
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{GENERATOR}\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n"
+        f'<body>\n<header class="top"><h1>{escape(title)}</h1></header>\n<main><section>\n{body}\n'
+        "</section></main>\n</body>\n</html>\n"
     )
 
 
 def _row(line: Line) -> str:
-    kind = "passed" if line.outcome == "passed" else "bad"
-    what = escape(line.what)
+    what = f"<code>{escape(line.what)}</code>"
     if line.page:
         what = f'<a href="{escape(line.page)}">{what}</a>'
-    if line.text:
-        what += f"<details><summary>text</summary><pre>{escape(line.text)}</pre></details>"
+    hint = f'<p class="hint">{escape(line.hint)}</p>' if line.hint else ""
+    text = f"<details><summary>text</summary><pre>{escape(line.text)}</pre></details>" if line.text else ""
     return (
-        f'<tr><td class="{kind}">{escape(line.outcome)}</td><td>{what}</td>'
-        f'<td>{escape(line.where)}</td><td class="number">{line.seconds:.3f}</td></tr>'
+        f"<li>{_chips(line)} {what} "
+        f'<span class="soft small">{escape(line.where)} &middot; {line.seconds:.3f} s</span>{hint}{text}</li>'
     )
+
+
+def _chips(line: Line) -> str:
+    """How the check ended; beside it how its test did, if that is another thing."""
+    calm = line.test in _CALM if line.test else line.outcome == "passed"
+    kind = "passed" if line.outcome == "passed" else "calm" if calm else "failed"
+    chips = f'<span class="chip {kind}">{escape(line.outcome)}</span>'
+    if line.test:
+        chips += f' <span class="chip {"calm" if calm else "failed"}">test {escape(line.test)}</span>'
+    return chips

@@ -163,7 +163,9 @@ def _exit(code: int | None) -> str:
     """How a process ended, for people."""
     if code is not None and code < 0:
         with suppress(ValueError):
-            return f"the process was killed by {signal.Signals(-code).name}"
+            name = signal.Signals(-code).name
+            memory = " (which the system does when memory runs out)" if name == "SIGKILL" else ""
+            return f"the process was killed by {name}{memory}"
     return f"the process ended with exit code {code}"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from covector._engine.messages import is_out_of_memory
+from covector._index import write_page
 from covector._pool import Ended
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
@@ -95,6 +98,7 @@ def _run(case: Case, request: Request) -> Result:
         reports = [check(case.function, case.arguments(), case.kwargs, seed=case.seed, **case.options)]
         if reports[0] and case.order == 2:
             reports += _second(case)
+        reports = [replace(r, reproduce=f"covector check {shlex.quote(str(request))}") for r in reports]
         worst = next((report for report in reports if not report), None)
         if worst is not None:
             outcome, text = str(worst.outcome.value), str(worst)
@@ -102,6 +106,8 @@ def _run(case: Case, request: Request) -> Result:
             page = _page(worst or reports[-1], request)
     except Exception as error:
         outcome, text = "raised", user_traceback(error)
+        if is_out_of_memory(error):
+            text = f"the case ran out of memory\n{text}"
     seconds = time.perf_counter() - started
     return Result(request.file, case.name, outcome, seconds, text, "", tuple(reports), page)
 
@@ -130,6 +136,5 @@ def _page(report: Report, request: Request) -> str:
     """The name of the page that shows a report."""
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", str(request)).strip("-.")[-150:] + ".html"
     folder = Path(request.pages or "")
-    folder.mkdir(parents=True, exist_ok=True)
-    report.to_html(folder / name)
+    write_page(folder, name, report, str(request))
     return name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from covector import bench
-from covector._index import Line, write_index
+from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool
 from covector._results import Request, Result, handle, lost
 from covector.cases import chosen, load, require_file
@@ -135,6 +135,8 @@ def _check(options: argparse.Namespace) -> Exit:
     results: list[Result] = []
     interrupted = False
     _require_places(options)
+    if options.html is not None:
+        clear(options.html)
     with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
         requests = _listed(pool, options)
         try:
@@ -207,13 +209,17 @@ def _show(
             _show_failure(options, result)
     if options.html is not None:
         title = _summary(results, total, seconds, interrupted)
-        lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page) for r in results]
+        lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in results]
         _say(options, f"\npages: {write_index(options.html, title, lines)}")
     _say(options, f"\n{_summary(results, total, seconds, interrupted)}")
     _save(
         options.json,
         {"interrupted": interrupted, "cases": total, "results": [result.to_dict() for result in results]},
     )
+
+
+def _hint(result: Result) -> str:
+    return next((hint_of(report) for report in result.reports if not report), "")
 
 
 def _show_failure(options: argparse.Namespace, result: Result) -> None:

@@ -173,6 +173,10 @@ class CompileWarning(CovectorWarning):
     """A function could not be compiled, and is run eagerly."""
 
 
+class NoGraphWarning(CovectorWarning):
+    """No output of the function has a graph, so every derivative is zero; it may have been cut."""
+
+
 class PrecisionWarning(CovectorWarning):
     """A check has to difference in less than double precision."""
 

@@ -453,10 +453,20 @@ def test_misuse_of_options(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
+# Whoever starts the tests in the background has them ignore interruptions, and so would the command.
+HEEDING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from covector.cli import main
+sys.exit(main())
+"""
+
+
 def interrupted(folder, signum):
     """A run that is sent a signal while its second case hangs."""
+    arguments = ["check", "slow.py", "--jobs", "1", "--json", f"{signum.name}.json"]
     with subprocess.Popen(
-        command("check", "slow.py", "--jobs", "1", "--json", f"{signum.name}.json"),
+        [sys.executable, "-c", HEEDING, *arguments],
         cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         first = process.stdout.readline()

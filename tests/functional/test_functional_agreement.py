@@ -114,6 +114,7 @@ def test_jvp(sample, create_graph, strict, requires_grad):
         assert_agree(sample, requires_grad, act)
 
 
+@pytest.mark.filterwarnings("ignore::covector.errors.NoGraphWarning")
 @flags
 @vectors
 def test_jacobian(sample, create_graph, strict, requires_grad):
@@ -128,6 +129,7 @@ def test_jacobian(sample, create_graph, strict, requires_grad):
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("create_graph", [False, True])
 @vectors
+@pytest.mark.filterwarnings("ignore::covector.errors.NoGraphWarning")
 def test_jacobian_vectorized(sample, create_graph, requires_grad):
     """The Jacobian with `vectorize`, where torch can."""
 

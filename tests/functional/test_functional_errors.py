@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from covector import functional
-from covector.errors import CovectorError, StrictError, UnsupportedError
+from covector.errors import CovectorError, NoGraphWarning, StrictError, UnsupportedError
 from functional_table import LIBRARIES, WEIGHT, outcome
 
 x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
@@ -209,3 +209,10 @@ def test_texts():
     assert str(outcome(lambda: functional.hessian(cubes, x, strict=True, vectorize=True))) == (
         "functional.hessian: strict=True and vectorize=True exclude each other. Change one of the two."
     )
+
+
+def test_a_jacobian_without_a_graph_is_zero_and_says_why():
+    with pytest.warns(NoGraphWarning, match=r"detach\(\), \.data, \.item\(\)") as caught:
+        found = functional.jacobian(lambda x: x.detach() * 2, torch.ones(2))
+    assert torch.equal(found, torch.zeros(2, 2))
+    assert caught[0].filename == __file__

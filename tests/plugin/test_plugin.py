@@ -233,7 +233,71 @@ def test_pages_and_index(wrong, run):
     assert "<h1>2 checks did not pass</h1>" in index
     assert all(f'href="{page}"' in index for page in pages[1:])
     assert "test_right" not in index
+    assert "`backward` returns 1.500 x" in index
+    page = (folder / pages[1]).read_text()
+    assert '<a href="index.html">all checks</a> &middot; <code>test_wrong.py::test_answers</code>' in page
     assert summary_of(result)[-1] == f"pages: {folder / 'index.html'}"
+
+
+EXPECTED = """
+import pytest, torch
+from suite_helpers import double
+from torch.autograd import gradcheck
+
+@pytest.mark.xfail
+def test_known(x):
+    assert gradcheck(double, x)
+
+def test_refused(x):
+    with pytest.raises(RuntimeError):
+        gradcheck(double, x)
+"""
+
+
+def test_the_index_tells_a_failed_check_from_a_failed_test(wrong, pytester, run):
+    """A failure that is expected is not red; pages of an earlier run are gone, other files are not."""
+    (wrong / "test_wrong.py").unlink()
+    pytester.makepyfile(test_expected=EXPECTED)
+    pages = wrong / "pages"
+    pages.mkdir()
+    (pages / "mine.html").write_text("<p>not covector's</p>")
+    (pages / "old.html").write_text('<meta name="generator" content="covector">')
+    run("--covector-report", "pages").assert_outcomes(passed=1, xfailed=1)
+    index = (pages / "index.html").read_text()
+    assert (
+        '<span class="chip calm">failed</span> <span class="chip calm">test expected failure</span>' in index
+    )
+    assert '<span class="chip calm">failed</span> <span class="chip calm">test passed</span>' in index
+    assert 'class="chip failed"' not in index
+    assert sorted(path.name for path in pages.iterdir()) == [
+        "index.html", "mine.html", "test_expected.py-test_known-1.html",
+        "test_expected.py-test_refused-1.html",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_is_a_sentence(wrong, run):
+    (wrong / "file").write_text("")
+    result = run("--covector-report=file/pages")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "pages cannot be written there" in result.stderr.str()
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_differences_are_accepted(pytester, run):
+    """They are written once, and then not shown."""
+    pytester.makepyfile(test_different=DIFFERENT)
+    lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
+    assert "verdicts that differ: 2" in lines
+    known = (pytester.path / "known.txt").read_text().splitlines()
+    assert known == [
+        "test_different.py::test_torch_accuses_this gradcheck(detached): covector passed, torch failed",
+        "test_different.py::test_torch_misses_this gradcheck(absolute): covector failed, torch passed",
+    ]
+    lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
+    assert "verdicts that differ: none, and 2 accepted" in lines
+    assert "linearity" not in "".join(lines)
+    result = run("--covector", "--covector-accept=known.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
 COLLIDING = """

@@ -617,3 +617,11 @@ def test_only_a_module_is_sent_to_check():
         covector.gradcheck(torch.nn.Linear(2, 2).double(), plain)
     with pytest.raises(CovectorError, match=r"they have to be floating-point or complex\.$"):
         covector.check(torch.sin, plain)
+
+
+def test_the_names_that_people_see():
+    """The public list, the version and the rooms; SciPy is there without an import of its own."""
+    assert set(covector.__all__) < set(dir(covector))
+    assert covector.__version__
+    assert covector.scipy.objective
+    assert not [name for name in dir(covector) if name.startswith("_") and name != "__version__"]

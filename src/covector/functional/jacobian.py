@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation
-from covector.errors import OutputError
+from covector.errors import NoGraphWarning, OutputError, warn
 from covector.functional._columns import columns
 from covector.functional._door import Call, one_output, open_call, output_name, record, runner
 from covector.functional._rows import dependence_of, matrix
@@ -58,6 +60,7 @@ def jacobian(
     call = open_call("jacobian", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
         recording = record(call, runner(call, _accept_real))
+        _warn_without_graph(call, recording.outputs)
         blocks = matrix(
             call,
             recording,
@@ -66,6 +69,17 @@ def jacobian(
         )
         rows = [call.like_inputs(row) for row in blocks]
         return rows[0] if one_output(recording.evaluation) else tuple(rows)
+
+
+def _warn_without_graph(call: Call, outputs: Sequence[Tensor]) -> None:
+    """Zeros are what torch gives; they are seldom what was meant."""
+    if outputs and not any(output.requires_grad for output in outputs):
+        warn(
+            f"{call.caller}: no output has a graph, so the Jacobian is zero. The function does not use its "
+            "input, or takes it out of the graph: look for detach(), .data, .item(), torch.tensor(...) or "
+            "no_grad. strict=True refuses such a function.",
+            NoGraphWarning,
+        )
 
 
 def _accept_real(call: Call, evaluation: Evaluation) -> None:

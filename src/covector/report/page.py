@@ -27,13 +27,17 @@ from covector.verify.jacobians import Part
 _TABLE_SIDE = 12
 
 
-def page(report: Report) -> str:
-    """The whole page."""
+# By which a page is known as one of ours.
+GENERATOR = '<meta name="generator" content="covector">'
+
+
+def page(report: Report, *, of: str = "", index: str = "") -> str:
+    """The whole page; `of` is the test or case that it belongs to, `index` the page that lists them."""
     style, script = _asset("page.css"), _asset("page.js")
     figures, excuse = _figures(report)
     body = "\n".join(
         [
-            _header(report),
+            _header(report, of, index),
             "<main>",
             _findings(report),
             _worst(report),
@@ -48,6 +52,7 @@ def page(report: Report) -> str:
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{GENERATOR}\n"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n"
@@ -108,9 +113,14 @@ def _chip(outcome: Outcome) -> str:
     return f'<span class="chip {outcome.value}">{outcome.value}</span>'
 
 
-def _header(report: Report) -> str:
+def _header(report: Report, of: str, index: str) -> str:
+    back = f'<a href="{escape(index)}">all checks</a>' if index else ""
+    name = f"<code>{escape(of)}</code>" if of else ""
+    above = " &middot; ".join(filter(None, (back, name)))
+    line = f'<p class="soft">{above}</p>' if above else ""
     return (
-        f'<header class="top"><h1>{escape(report.verb)}({escape(report.function)}) {_chip(report.outcome)}'
+        f'<header class="top">{line}<h1>{escape(report.verb)}({escape(report.function)}) '
+        f"{_chip(report.outcome)}"
         f'</h1><p class="soft">{escape(report.how)}</p>'
         '<button id="theme" class="js-only" type="button" aria-label="Switch colours">Dark</button></header>'
     )

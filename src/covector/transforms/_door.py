@@ -211,13 +211,20 @@ def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
             )
 
 
+def _hint_on_scalars(returned: Any) -> str:
+    """What may be the matter with a function that does not return one tensor."""
+    if returned is None or isinstance(returned, int | float | complex):
+        return "Did it call .item(), or forget to return?"
+    return "To return more than the value, use has_aux=True."
+
+
 def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
     """The function returned one real tensor without dimensions."""
     outputs = evaluation.outputs
     if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or evaluation.spec is not LEAF:
         raise OutputError(
             f"{caller}: the function must return one scalar tensor, got {summary(evaluation.value())}. "
-            "To return more than the value, use has_aux=True."
+            + _hint_on_scalars(evaluation.value())
         )
     shape = tuple(outputs[0].shape)
     if shape:

@@ -53,11 +53,12 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         return "", "a term that is added twice, or a factor 1/2 that was left out"
     if abs(c - 0.5) < NEAR:
         return "", "a term that is missing from a product rule, or a factor 2 that was left out"
+    acts_on_others = int(s.support.sum(1).max()) > 1  # as in a variance, which is of several elements
     for side in (s.outputs, s.inputs):
         for size, name in _sizes(side):
             if size > 2 and abs(c - size) < 1e-4 * size:
                 return f"; {size} is {name}", "a mean in the forward that the backward takes for a sum"
-            if text := unbiased(c, size):
+            if acts_on_others and (text := unbiased(c, size)):
                 return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
             if size > 2 and abs(c * size - 1) < 1e-4:
                 return (

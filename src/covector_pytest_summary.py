@@ -1,0 +1,108 @@
+"""The end of a run of the pytest plugin: checks as data, those that differ from torch's, and the summary.
+
+Outside the package for the same reason as the plugin: the process that people look at may load no torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SLOWEST = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check as data, fit to travel from a worker to its controller."""
+
+    test: str
+    what: str
+    outcome: str
+    seconds: float
+    text: str = ""
+    page: str = ""
+    hint: str = ""
+    peer_outcome: str = ""
+    peer_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.test} {self.what}: covector {self.outcome}, torch {self.peer_outcome}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether covector and torch were both asked and disagree."""
+        return bool(self.peer_outcome) and (self.outcome == "passed") != (self.peer_outcome == "passed")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The differences between covector and torch that a suite has agreed to, one on each line of a file."""
+
+    path: Path | None = None
+    lines: frozenset[str] = frozenset()
+
+    @classmethod
+    def listed_in(cls, path: Path | None) -> Accepted:
+        """Those of a file, which need not be there yet."""
+        if path is None:
+            return cls()
+        return cls(
+            path, frozenset(path.read_text(encoding="utf-8").splitlines()) if path.exists() else frozenset()
+        )
+
+    def __contains__(self, check: Check) -> bool:
+        return str(check) in self.lines
+
+    def write(self, different: list[Check]) -> str:
+        """Write the file if it is not there; what to tell about it."""
+        if self.path is None or self.path.exists():
+            return ""
+        lines = sorted({str(check) for check in different})
+        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return f"{counted(len(lines), 'difference')} written to {self.path}, to be accepted from now on"
+
+
+def summary(checks: list[Check], accepted: Accepted = Accepted()) -> list[str]:  # noqa: B008 - it is frozen
+    """The lines at the end of a run."""
+    if not checks:
+        return ["no gradcheck ran"]
+    return [_first_line(checks), *_differences(checks, accepted), *_slowest(checks)]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _first_line(checks: list[Check]) -> str:
+    outcomes = [check.outcome for check in checks]
+    counts = ", ".join(f"{outcomes.count(o)} {o}" for o in sorted(set(outcomes), key=outcomes.index))
+    total = sum(check.seconds for check in checks)
+    return f"{counted(len(checks), 'check')} in {total:.2f} s: {counts}"
+
+
+def _differences(checks: list[Check], accepted: Accepted) -> Iterator[str]:
+    compared = [check for check in checks if check.peer_outcome]
+    if not compared:
+        return
+    ours, theirs = sum(c.seconds for c in compared), sum(c.peer_seconds for c in compared)
+    median = statistics.median(c.seconds / c.peer_seconds for c in compared)
+    yield (
+        f"beside torch: {ours:.2f} s against {theirs:.2f} s, ratio {ours / theirs:.2f}; "
+        f"median of the ratios {median:.2f}"
+    )
+    different = [check for check in compared if check.differs and check not in accepted]
+    agreed = sum(check.differs for check in compared) - len(different)
+    yield f"verdicts that differ: {len(different) or 'none'}" + (f", and {agreed} accepted" if agreed else "")
+    for check in different:
+        yield f"  {check.test}"
+        yield f"    {check.what}: covector {check.outcome}, torch {check.peer_outcome}"
+        yield from (f"      {line}" for line in check.text.splitlines())
+
+
+def _slowest(checks: list[Check]) -> Iterator[str]:
+    yield "slowest:"
+    for check in sorted(checks, key=lambda check: -check.seconds)[:SLOWEST]:
+        yield f"  {check.seconds:7.3f} s  {check.what}  {check.test}"
