@@ -136,6 +136,7 @@ STRICT_WITH_GRAPH = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::covector.errors.NoGraphWarning")
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize(("name", "act", "words"), STRICT, ids=[row[0] for row in STRICT])
 def test_strict(name, act, words, create_graph):
