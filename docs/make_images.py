@@ -1,16 +1,16 @@
 """Make the pictures of the documentation: `python docs/make_images.py`.
 
-`failure.svg` is the report of a failed check as a terminal shows it, `page.png` the page of the same check.
+`failure.svg` is the report of the first check in the README as a terminal shows it, `page.png` its page.
 The latter needs playwright and Chromium, and is left as it is without them.
 """
 
+import doctest
 import io
 import os
 import re
 import tempfile
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 import covector
@@ -19,37 +19,25 @@ IMAGES = Path(__file__).parent / "images"
 CHROMIUM = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
 
 
-class Affine(torch.autograd.Function):
-    """x @ weight + bias, with a gradient for the weight that is twice too large."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return x @ weight + bias
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        return grad_output @ weight.T, 2 * x.T @ grad_output, grad_output.sum(0)
-
-
-def affine(x, weight, bias):
-    return Affine.apply(x, weight, bias).tanh()
+README = Path(__file__).parent.parent / "README.md"
 
 
 def report():
-    """The report of a check that fails."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = ((4, 3), (3, 5), (5,))
-    inputs = [torch.randn(s, generator=draw, dtype=torch.float64).requires_grad_() for s in shapes]
-    return covector.check(affine, tuple(inputs))
+    """The report of the first check in the README, which fails."""
+    names = {}
+    for example in doctest.DocTestParser().get_examples(README.read_text(encoding="utf-8")):
+        try:
+            exec(compile(example.source, "README.md", "exec"), names)
+        except covector.GradcheckError as error:
+            return error.report
+    raise AssertionError("the first check of the README fails")
 
 
 def svg():
     """The report as a terminal shows it."""
     console = Console(file=io.StringIO(), record=True, width=100, force_terminal=True)
     console.print(report())
-    text = console.export_svg(title="python check_affine.py", unique_id="covector")
+    text = console.export_svg(title="covector.gradcheck(Affine.apply, inputs)", unique_id="covector")
     # Without the fonts that rich would have the reader's browser load from elsewhere.
     return re.sub(r"\s*@font-face \{.*?\}", "", text, flags=re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Derivatives of PyTorch programs, and proof that they are right."""
+"""Derivatives of PyTorch programs, and checks that they are right."""
 
 import sys
 from importlib import import_module
