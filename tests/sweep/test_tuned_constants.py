@@ -25,6 +25,7 @@ MARGINS = {
     "BATCH_BYTES",
     "BATCH_NUMBERS",
     "KEPT_NUMBERS",
+    "REPEATED_ROWS",
     "NAMED",
 }
 
