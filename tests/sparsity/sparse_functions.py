@@ -164,6 +164,9 @@ _BLOCKS, _MIXING, _KERNEL, _TRANSPOSED = (
 )
 _GROUPED = _constant(4, 1, 3)
 _GROUPED[1] = 0
+_GRID = torch.rand(2, 2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) - 0.5
+_RIGHT = _constant(2, 3, 1)
+_RECURRENT = torch.nn.GRU(2, 2).double()
 _FILTER = torch.tensor([1.0, 2.0 + 1.0j, 0.5], dtype=torch.complex128)
 _MASK = torch.tensor([True, False, True, True, False, False, True, False])
 _LAYER = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
@@ -229,6 +232,8 @@ FUNCTIONS = [
     SparseFunction("mask", lambda x: (x * _MASK) ** 2 + x.masked_fill(_MASK, 0.0).roll(1), (8,)),
     SparseFunction("boolean index", lambda x: x[_MASK] ** 2, (8,)),
     SparseFunction("broadcasting", lambda x: x[:3, None] * x[None, 3:], (5,)),
+    SparseFunction("slices of slices", lambda x: (y := x[2:] * 2)[1:] * y[:-1], (7,)),
+    SparseFunction("slices of rows", lambda x: (y := x[1:, 1:].sin())[1:, :2] * y[:-1, 1:], (4, 4)),
     SparseFunction("in-place slices", in_place_slices, (8,)),
     SparseFunction("loop", loop, (9,)),
     SparseFunction("checkpoint", lambda x: checkpoint(lambda y: y.sin() * y.roll(1), x, use_reentrant=False), (6,)),
@@ -244,6 +249,15 @@ FUNCTIONS = [
     SparseFunction("prod with a reduction", lambda x: x.prod(dim=1), (3, 3)),
     SparseFunction("pairwise distances", lambda x: (x[:, None] - x[None]).pow(2).sum(-1), (3, 2), exact=False),
     SparseFunction("attention", lambda x: F.scaled_dot_product_attention(x, x, x), (2, 1, 3, 2), forward=False),
+    SparseFunction("folded columns", lambda x: F.fold(x[None], (3, 3), 2, padding=0)[0] ** 2, (4, 4)),
+    SparseFunction("fold with padding", lambda x: F.fold(x[None], (3, 2), 2, padding=1)[0] ** 2, (4, 12)),
+    SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
+    SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
+    SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False),
+    SparseFunction("least squares", lambda x: torch.linalg.lstsq(x.reshape(2, 3, 2), _RIGHT)[0], (12,)),
+    SparseFunction("transposed in place", lambda x: x.clone().transpose_(0, 1).unsqueeze_(0) ** 2, (2, 3)),
+    SparseFunction("lists of tensors", lambda x: torch.stack(torch._foreach_mul(list(x.unbind()), 2.0)) ** 2, (3, 2)),
+    SparseFunction("recurrent layer", lambda x: _RECURRENT(x)[0], (3, 1, 2)),
     SparseFunction("empty", lambda x: x[:0] * 2, (3,)),
     SparseFunction("scalar in, scalar out", lambda x: x.sin() * x, ()),
 ]  # fmt: skip

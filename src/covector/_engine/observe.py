@@ -143,7 +143,7 @@ def _traits(func: Any) -> _Traits:
             base,
             schema.name.replace("::", "."),
             tuple(argument.name for argument in schema.arguments),
-            schema.is_mutable,
+            schema.is_mutable and torch.Tag.inplace_view not in func.tags,  # else only the view changes
             any(_POINTWISE in packet.tags for packet in packets),
             any(tag in func.tags for tag in _DATA_DEPENDENT),
             torch.Tag.nondeterministic_seeded in func.tags,

@@ -253,7 +253,7 @@ class Tracker:
             return
         size, count = tensor.element_size(), storage.nbytes() // tensor.element_size()
         if dependence is not None and tensor.is_contiguous() and tensor.numel() == count:
-            new = dependence.ids.expand(tensor.shape).reshape(-1)
+            new = _own(dependence.ids.expand(tensor.shape).reshape(-1))
             value = _Stored(new, dependence.sets, size) if bool((new != NONE).any()) else None
             self._stored.set(tensor, value)
             return
@@ -270,6 +270,15 @@ class Tracker:
         there = ids.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         there.copy_(numbers[0] if dependence is not None else torch.zeros((), dtype=torch.int64))
         self._stored.set(tensor, _Stored(ids, sets, size) if bool((ids != NONE).any()) else None)
+
+
+def _own(ids: Tensor) -> Tensor:
+    """The numbers from the beginning of their storage on, one after the other, as views count them."""
+    return (
+        ids
+        if ids.is_contiguous() and not ids.storage_offset()
+        else ids.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _is_foreign(call: Call) -> bool:
@@ -311,6 +320,7 @@ _CONSTANTS = frozenset(
 # Operations whose result has a size that depends on numbers, and the arguments that these are in; of other
 # operations that look at numbers, it is every argument.
 _PLACES = {
+    "linalg_lstsq": "rcond",  # torch tags it for a result that may be empty
     "index": "indices",
     "_unsafe_index": "indices",
     "index_put": "indices",

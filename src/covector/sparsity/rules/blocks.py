@@ -9,7 +9,7 @@ from torch import Tensor
 from covector.sparsity.dependence import Dependence, united
 from covector.sparsity.rules.lines import over
 from covector.sparsity.rules.reductions import along, axes_of
-from covector.sparsity.tracker import Dependences, NoRule, Operation
+from covector.sparsity.tracker import Dependences, NoRule, Operation, mixed
 
 
 def fourier(operation: Operation) -> Dependences:
@@ -129,17 +129,43 @@ def attention(operation: Operation) -> Dependences:
     return results
 
 
+def samples(operation: Operation) -> Dependences:
+    """The first axis is one of samples, which stay apart; all else of a sample is mixed."""
+    tracked = [part for _, part in operation.tracked()]
+    count = operation.result.shape[:1]
+    if not operation.result.ndim or any(not part.ids.ndim for part in tracked):
+        return mixed(operation)  # a mean over all samples
+    if not count or any(part.ids.ndim == 0 or part.ids.shape[:1] != count for part in tracked):
+        raise NoRule
+    joined = united([over(part, range(1, part.ids.ndim), keepdim=False) for part in tracked], count)
+    results: list[Dependence | None] = []
+    for result in operation.results:
+        if result is None or not result.ndim:  # the total weight of a loss, which is not differentiated
+            results.append(None)
+            continue
+        if result.shape[:1] != count:
+            raise NoRule
+        results.append(joined.with_ids(joined.ids.reshape(-1, *[1] * (result.ndim - 1)).expand(result.shape)))
+    return results
+
+
 _MATRICES = (
     "linalg_inv_ex", "linalg_cholesky_ex", "_linalg_eigh", "_linalg_svd", "linalg_qr", "_linalg_det",
     "_linalg_slogdet", "linalg_lu", "linalg_lu_factor_ex", "linalg_matrix_exp", "cholesky_inverse",
-    "linalg_eig", "linalg_pinv", "linalg_householder_product", "cholesky", "lu_unpack",
+    "linalg_eig", "linalg_pinv", "linalg_lstsq", "linalg_householder_product", "cholesky", "lu_unpack",
     "linalg_ldl_factor_ex", "geqrf", "ormqr",
+)  # fmt: skip
+
+_BY_SAMPLE = (
+    "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
+    "nll_loss_forward", "nll_loss_backward",
 )  # fmt: skip
 
 RULES = {
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), fourier),
     **dict.fromkeys(_MATRICES, matrices),
     **dict.fromkeys(_SOLVES, solve),
+    **dict.fromkeys(_BY_SAMPLE, samples),
     "native_layer_norm_backward": layer_norm_backward,
     "_fused_rms_norm_backward": layer_norm_backward,
     "native_batch_norm_backward": batch_norm_backward,

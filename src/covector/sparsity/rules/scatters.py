@@ -127,10 +127,25 @@ def unfold_backward(operation: Operation) -> Dependences:
     return [collected(gradient, places, shape)]
 
 
+def col2im(operation: Operation) -> Dependences:
+    """Each pixel collects the columns that it was part of, channel by channel."""
+    columns = operation.dependence(operation["self"])
+    if columns is None or operation.result.ndim != 4:
+        raise NoRule
+    shape = operation.result.shape
+    geometry = (operation[name] for name in ("kernel_size", "dilation", "padding", "stride"))
+    # Counted from one, so that what lies in the padding is zero, which is then left out.
+    pixels = (_positions(shape) + 1).double()
+    places = torch.ops.aten.im2col(pixels, *geometry).long()
+    inside = places > 0
+    return [collected(columns.with_ids(columns.ids[inside]), places[inside] - 1, shape)]
+
+
 RULES = {
     **dict.fromkeys(_PLACES, scatter),
     **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl"), put),
     "scatter": spread,
     "embedding_dense_backward": embedding_backward,
     "unfold_backward": unfold_backward,
+    "col2im": col2im,
 }
