@@ -253,7 +253,7 @@ FUNCTIONS = [
     SparseFunction("fold with padding", lambda x: F.fold(x[None], (3, 2), 2, padding=1)[0] ** 2, (4, 12)),
     SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
     SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
-    SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False),
+    SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False, forward=False),
     SparseFunction("least squares", lambda x: torch.linalg.lstsq(x.reshape(2, 3, 2), _RIGHT)[0], (12,)),
     SparseFunction("transposed in place", lambda x: x.clone().transpose_(0, 1).unsqueeze_(0) ** 2, (2, 3)),
     SparseFunction("lists of tensors", lambda x: torch.stack(torch._foreach_mul(list(x.unbind()), 2.0)) ** 2, (3, 2)),

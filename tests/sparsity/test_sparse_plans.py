@@ -354,7 +354,7 @@ def test_compiled_plans():
     x, y = torch.rand(6, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
     plan = covector.jacobian_plan(function, x, y)
     fast = plan.compile("replay")
-    assert repr(fast).endswith("forward mode, replay") or repr(fast).endswith("reverse mode, replay")
+    assert repr(fast).endswith("reverse mode, replay")
     torch.testing.assert_close(fast(x, y).to_dense(), torch.func.jacrev(function)(x, y))
     with torch.no_grad():
         scale.fill_(5.0)
@@ -369,16 +369,10 @@ def test_compiled_plans():
     torch.testing.assert_close(torch.vmap(lambda x: fast.values(x, y))(points)[1], plan(x + 1, y).values())
 
 
-def test_a_compiled_plan_takes_the_mode_that_is_cheaper_compiled():
-    """Only where both modes were seen to give the same matrix and none was asked for."""
+def test_compiled_hessians_and_modes():
     x = torch.rand(30, dtype=torch.float64)
-    plan = covector.jacobian_plan(burgers, x)
-    assert (plan.mode, plan.compile("replay").mode) == ("reverse", "forward")
-    torch.testing.assert_close(plan.compile("replay")(x).to_dense(), plan(x).to_dense())
-    assert covector.jacobian_plan(burgers, x, mode="reverse").compile("replay").mode == "reverse"
-    assert covector.jacobian_plan(burgers, x, pattern=plan.pattern).compile("replay").mode == "reverse"
-    hessian = covector.hessian_plan(chain, X)
-    torch.testing.assert_close(hessian.compile("replay")(X).values(), hessian(X).values())
+    for plan in (covector.jacobian_plan(burgers, x, mode="forward"), covector.hessian_plan(chain, x)):
+        torch.testing.assert_close(plan.compile("replay")(x).to_dense(), plan(x).to_dense())
 
 
 @pytest.mark.sweep

@@ -30,12 +30,11 @@ _MOST_ENTRIES = 500_000_000
 
 @dataclass(frozen=True)
 class Detected:
-    """A pattern, what the function returned, what had no rule, and whether forward mode works."""
+    """A pattern, what the function returned, and the operations that had no rule."""
 
     pattern: SparsityPattern
     evaluation: Evaluation
     fallbacks: dict[str, int]
-    forward: bool = False
 
     @classmethod
     def given(cls, pattern: SparsityPattern, run: Run, arguments: Arguments) -> Detected:
@@ -71,7 +70,7 @@ def _follow(
     rows = sparse.vstack([_rows(caller, tracker, image, size) for image in images], format="csr")
     pattern = SparsityPattern.from_csr(rows)
     pattern = pattern if name == "forward" else pattern.T
-    return Detected(pattern, evaluation, tracker.fallbacks, name == "forward")
+    return Detected(pattern, evaluation, tracker.fallbacks)
 
 
 def _pushed(

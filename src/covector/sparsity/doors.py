@@ -341,7 +341,6 @@ def _made(
         charts=(inputs, outputs),
         output_spec=found.evaluation.spec,
         local=options.local,
-        free=options.mode == "auto" and options.verify and found.forward and not derivative.symmetric,
         fallbacks=found.fallbacks,
         _example=arguments.at([None if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]),
     )

@@ -16,7 +16,7 @@ from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
 from covector.errors import ArgumentValueError, Caller, UnsupportedError
 from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
-from covector.sparsity.coloring import COMPILED_FORWARD_COST, Coloring, best
+from covector.sparsity.coloring import Coloring
 from covector.sparsity.derivative import Derivative
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.structure import Structure
@@ -65,7 +65,6 @@ class SparsePlan(Plan):
     charts: tuple[Chart, Chart] = field(kw_only=True)
     output_spec: Spec = field(kw_only=True)
     local: bool = field(kw_only=True, default=False)
-    free: bool = field(kw_only=True, default=False)
     fallbacks: dict[str, int] = field(kw_only=True, default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,14 +91,7 @@ class SparsePlan(Plan):
         """
         from covector.sparsity.programs import Programs
 
-        plan = self._recolored() if self.free else self
-        return replace(plan, _programs=Programs.of(plan, backend))
-
-    def _recolored(self) -> SparsePlan:
-        """The plan with the mode that is cheaper where products are compiled."""
-        coloring = best(self.pattern, "auto", COMPILED_FORWARD_COST)
-        reason = "it takes the cheapest products, compiled"
-        return replace(self, coloring=coloring, mode=mode_of(coloring), reason=reason)
+        return replace(self, _programs=Programs.of(self, backend))
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
