@@ -292,10 +292,14 @@ def only_leaf(tensor: Any) -> Tensor | None:
     return leaves[0] if len(leaves) == 1 else None
 
 
+# What torch calls the nodes of C++ Functions that are not its own.
+_OF_EXTENSIONS = "CppFunction"
+
+
 def through_custom(inner: set[Any]) -> bool:
-    """Whether one of these nodes belongs to a custom Function."""
+    """Whether one of these nodes belongs to a custom Function, in Python or in C++."""
     for kind in set(map(type, inner)) - _plain:
-        if hasattr(kind, "_forward_cls"):
+        if hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS:
             return True
         _plain.add(kind)
     return False

@@ -20,7 +20,7 @@ from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, unit
+from covector.verify.vectors import Cotangent, Cotangents, Variety, cotangents_of, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -58,10 +58,10 @@ class _QuietMap(LinearMap):
 
     _refuses_draws = False
 
-    def __init__(self, problem: Problem, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, seed: int = 0, variety: Variety = Variety.ALL) -> None:
         super().__init__(problem.caller)
         self.problem = problem
-        self._seed = seed
+        self._seed, self._variety = seed, variety
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
@@ -71,7 +71,8 @@ class _QuietMap(LinearMap):
     @lazy
     def random(self) -> Cotangents:
         """Random cotangents of the outputs."""
-        return cotangents_of(self.problem.outputs, self._seed, half=self.problem.half_inside)
+        problem = self.problem
+        return cotangents_of(problem.outputs, self._seed, self._variety, half=problem.half_inside)
 
     @property
     def cotangents(self) -> np.ndarray:
@@ -89,8 +90,14 @@ class ReverseMap(_QuietMap):
 
     label = "reverse mode"
 
-    def __init__(self, problem: Problem, seed: int = 0, outputs: Sequence[Tensor] | None = None) -> None:
-        super().__init__(problem, seed)
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int = 0,
+        variety: Variety = Variety.ALL,
+        outputs: Sequence[Tensor] | None = None,
+    ) -> None:
+        super().__init__(problem, seed, variety)
         self._outputs = list(problem.graph_outputs if outputs is None else outputs)
         self.odd: Cotangent | None = None
         """The cotangent of which the pullback is not the sum of the rows, where these were pulled back."""

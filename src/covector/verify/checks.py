@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -202,38 +202,42 @@ def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
 
 def undefined_cotangents(run: CheckRun) -> Finding:
     """The backward takes an undefined cotangent as zero: all of them, each in turn, and all but one."""
-    name, names = "undefined cotangents", run.problem.output_names
-    every = range(len(names))
+    name, reverse = "undefined cotangents", run.reverse
+    every = range(len(run.problem.graph_outputs))
     nothing = _pulled_without(run, set(every), "every cotangent")
     if isinstance(nothing, Finding):
         return nothing
-    if ((nothing != 0) & nothing.isfinite()).any():
-        return failed(name, "when every cotangent is undefined the gradient is not that of a zero cotangent")
-    if len(names) == 1:
+    if any(value is not None for value in nothing):
+        got = reverse.coordinates(nothing)
+        if ((got != 0) & got.isfinite()).any():
+            what = "when every cotangent is undefined the gradient is not that of a zero cotangent"
+            return failed(name, what)
+    if len(every) == 1:
         return passed(name)
-    whole = run.reverse.pulled_coordinates
+    whole, names = reverse.pulled_coordinates, run.problem.output_names
     for index in every:
         which = f"the cotangent of {names[index]}"
-        left = _pulled_without(run, {index}, which)
-        if isinstance(left, Finding):
-            return left
-        alone = _pulled_without(run, set(every) - {index}, f"every cotangent but that of {names[index]}")
-        if isinstance(alone, Finding):
-            return alone
+        without = _pulled_without(run, {index}, which)
+        if isinstance(without, Finding):
+            return without
+        left = reverse.coordinates(without)
+        only = _pulled_without(run, set(every) - {index}, f"every cotangent but that of {names[index]}")
+        if isinstance(only, Finding):
+            return only
+        alone = reverse.coordinates(only)
         if not run.close(left + alone, whole, left.abs() + alone.abs() + 1):
             what = which if len(names) == 2 else f"{which}, or each of the others,"
             return failed(name, f"when {what} is undefined the gradient is not that of a zero cotangent")
     return passed(name)
 
 
-def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Tensor | Finding:
-    """The gradient where the cotangents of some outputs are undefined; a finding if the backward raises."""
+def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Sequence[Tensor | None] | Finding:
+    """The gradients where the cotangents of some outputs are undefined; a finding if the backward raises."""
     reverse, outputs = run.reverse, run.problem.graph_outputs
     through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
     try:
-        return reverse.coordinates(reverse.pull([t.clone() for t in reverse.random.even], through))
+        return reverse.pull([t.clone() for t in reverse.random.even], through)
     except Exception as error:
-        run.raised = error
         return failed(
             "undefined cotangents",
             f"the backward fails when {which} is undefined: {first_sentence(error)}",

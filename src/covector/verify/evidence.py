@@ -97,7 +97,7 @@ class Evidence:
         if self.mode != _REVERSE or problem.closes_over or settled:
             return False
         with self._attempt():
-            another = ReverseMap(problem, self.run.options.seed, problem.fresh())
+            another = ReverseMap(problem, self.run.options.seed, outputs=problem.fresh())
             cotangent = torch.from_numpy(another.cotangents[0])
             before, again = (another.pull_coordinates(cotangent) for _ in range(2))
             if not torch.equal(before, again):

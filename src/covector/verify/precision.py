@@ -59,7 +59,8 @@ class Rounding:
         if isinstance(analytic, ForwardMap):
             return ForwardMap(self._problem, self._seed)
         with GradMode(enabled=True):
-            return ReverseMap(self._problem, self._seed, self._problem.outputs_of(self._problem.variables))
+            outputs = self._problem.outputs_of(self._problem.variables)
+            return ReverseMap(self._problem, self._seed, outputs=outputs)
 
     def _at_least(self, noise: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """A number is rounded when it is stored."""

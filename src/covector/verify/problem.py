@@ -194,9 +194,14 @@ class Problem:
         return {place.dtype for place in (*self.inputs.places, *self.outputs.places)}
 
     @lazy
+    def _dtypes_inside(self) -> set[torch.dtype]:
+        """Those of inputs, outputs and what is computed between them."""
+        return self._dtypes | graph.dtypes(self.reached.inner)
+
+    @lazy
     def rounding(self) -> float:
         """The rounding error of the function and its derivative, relative to their size: of casts too."""
-        dtypes = self._dtypes | graph.dtypes(self.reached.inner)
+        dtypes = self._dtypes_inside
         if dtypes <= _PRECISE:
             return _DOUBLE
         return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
@@ -204,7 +209,7 @@ class Problem:
     @lazy
     def half_inside(self) -> bool:
         """Whether numbers pass through half precision, which holds few sizes of them."""
-        return not _HALF.isdisjoint(self._dtypes | graph.dtypes(self.reached.inner))
+        return not _HALF.isdisjoint(self._dtypes_inside)
 
     @property
     def coarse(self) -> list[str]:

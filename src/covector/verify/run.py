@@ -19,7 +19,7 @@ from covector.verify.precision import Rounding, differences_of, same_at_the_poin
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
-from covector.verify.vectors import weights
+from covector.verify.vectors import Variety, weights
 
 
 class Options(NamedTuple):
@@ -65,7 +65,7 @@ class CheckRun:
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
         self.probes = options.probes or min(constants.PROBES, len(problem.variables))
-        self.reverse = ReverseMap(problem, options.seed)
+        self.reverse = ReverseMap(problem, options.seed, self.variety)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
         self.raised: BaseException | None = None
@@ -73,12 +73,19 @@ class CheckRun:
     @lazy
     def forward(self) -> ForwardMap:
         """The derivative by forward mode."""
-        return ForwardMap(self.problem, self.options.seed)
+        return ForwardMap(self.problem, self.options.seed, self.variety)
 
     @lazy
     def custom(self) -> bool:
         """Whether the backward is a program of the user's; torch's own do not differ from time to time."""
         return graph.through_custom(self.problem.reached.inner)
+
+    @property
+    def variety(self) -> Variety:
+        """How many cotangents are pulled back."""
+        if self.custom:
+            return Variety.ALL
+        return Variety.FEW if self.options.fast else Variety.SOME
 
     @property
     def runs(self) -> int:
@@ -117,7 +124,7 @@ class CheckRun:
         if not same_at_the_point(low, high, self.rounding):
             self._difference_as_given()
             return self._against_differences(analytic, self.options.tol)
-        precise = type(analytic)(high, seed)
+        precise = type(analytic)(high, seed, self.variety)
         verdict = self._against_differences(precise, self.options.tol)
         if isinstance(analytic, ReverseMap) and isinstance(precise, ReverseMap):
             analytic.odd, analytic.refused = precise.odd, precise.refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -105,19 +106,32 @@ class Cotangents(NamedTuple):
     """What a backward may treat in a way of its own."""
 
 
-def cotangents_of(chart: Chart | Sampled, seed: int, *, half: bool) -> Cotangents:
+class Variety(IntEnum):
+    """How many cotangents there are beside the random one."""
+
+    FEW = 1
+    """For torch's own backwards, in fast mode: one that shows what a hook does to large ones."""
+    SOME = 2
+    """The same and another random one."""
+    ALL = 3
+    """For a custom backward, which may treat any of them in a way of its own."""
+
+
+def cotangents_of(chart: Chart | Sampled, seed: int, variety: Variety, *, half: bool) -> Cotangents:
     """Random cotangents of the outputs in a chart; with `half`, of sizes that half precision can hold."""
     if isinstance(chart, Chart) and chart.can_batch and chart.size <= _KEPT:
-        return _kept_cotangents(chart, seed, half)
-    return _made_cotangents(chart, seed, half)
+        return _kept_cotangents(chart, seed, variety, half)
+    return _made_cotangents(chart, seed, variety, half)
 
 
-def _made_cotangents(chart: Chart | Sampled, seed: int, half: bool) -> Cotangents:
+def _made_cotangents(chart: Chart | Sampled, seed: int, variety: Variety, half: bool) -> Cotangents:
     even = weights(chart.size, seed)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
         large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
-    others = _others(chart, even, large, shrink, seed)
+    others = _others(chart, even, large, shrink, seed)[:variety]
+    if variety is not Variety.ALL:
+        others = tuple(one._replace(recorded=False) for one in others)
     rows = torch.stack([even, *(one.row for one in others)])
     sent, small = chart.from_coords(even.clone()), chart.from_coords(even / -shrink)
     return Cotangents(rows, sent, small, shrink, large, others)
@@ -134,8 +148,8 @@ def _others(
     uneven = _uneven(chart.size, seed) * -even
     single = unit(chart.size, seed % chart.size) * even
     return (
-        Cotangent(uneven, "with numbers of many sizes, and zeros", recorded=True),
         Cotangent(real_ones(chart), "whose numbers are all equal", factor=large, expanded=True),
+        Cotangent(uneven, "with numbers of many sizes, and zeros", recorded=True),
         Cotangent(single, "with one number that is not zero", factor=1 / shrink),
     )
 
