@@ -299,9 +299,6 @@ class ForwardMap(_QuietMap):
                     "check_forward_ad out"
                 ) from error
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
-        finally:
-            # The function ran at this point without tangents: what it raises with them is a derivative's.
-            problem.raised = None
         filled = zip(problem.outputs.places, pushed.filled(), strict=True)
         return [place.strided(tangent.detach()) for place, tangent in filled]
 

@@ -271,13 +271,34 @@ def undefined_tangents(run: CheckRun) -> Finding:
         zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
         some = [i for i in range(len(tangents)) if i != missing]
         with_zero = run.forward.coordinates(run.forward.apply(zeros))
-        without = run.forward.coordinates(run.forward.push(some, [tangents[i] for i in some]))
-        if not run.close(without, with_zero, with_zero.abs() + 1):
+        pushed = _pushed_for(run, some, [tangents[i] for i in some])
+        if isinstance(pushed, Exception):
+            return failed(
+                "undefined tangents",
+                f"the function raises without a tangent for {problem.input_names[missing]}: "
+                f"{type(pushed).__name__}: {first_sentence(pushed)}",
+                "A tangent may be None: treat it as zero, or pass check_undefined_grad=False.",
+            )
+        if not run.close(run.forward.coordinates(pushed), with_zero, with_zero.abs() + 1):
             return failed(
                 "undefined tangents",
                 f"without a tangent for {problem.input_names[missing]} the result is not that of a zero one",
             )
     return passed("undefined tangents")
+
+
+def _pushed_for(run: CheckRun, some: list[int], tangents: list[Tensor]) -> list[Tensor] | Exception:
+    """Tangents of outputs where some inputs have none; what the function raises then, if it does so twice."""
+    try:
+        return run.forward.push(some, tangents)
+    except Exception as first:
+        if first is not run.problem.raised:
+            raise
+    try:
+        return run.forward.push(some, tangents)
+    except Exception as error:
+        run.problem.raised = None
+        return error
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ def _uneven(size: int, seed: int) -> Tensor:
     powers = np.where(generator.random(size) < _ONES, 0.0, generator.integers(-10, -3, size))
     run = max(1, min(_RUN, size // 4))
     kept = np.repeat(generator.random(size // run + 1) < 0.5, run)[:size]
-    kept[generator.integers(size)] = True
+    kept[generator.permutation(size)[:2]] = True
     factors = np.where(kept, np.exp2(powers), 0.0)
+    factors[np.flatnonzero(kept)[-1]] = 2.0**-10
     factors[np.flatnonzero(kept)[0]] = 1.0
     return torch.from_numpy(factors)
 
