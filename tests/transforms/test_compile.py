@@ -318,7 +318,26 @@ def test_inside_others():
     fast(x)
     assert_close(torch.vmap(fast)(rows), torch.vmap(hessian)(rows))
     assert_close(covector.jacfwd(fast)(x), covector.jacfwd(hessian)(x))
+    assert_close(replay(lambda x: fast(x) + 1)(x), hessian(x) + 1)
     assert_close(torch.compile(lambda x: fast(x) + 1, fullgraph=True, backend="eager")(x), hessian(x) + 1)
+
+
+def test_results_are_the_callers():
+    """To change one in place changes neither the program nor what the function captures."""
+    for function in (lambda x: x, lambda x: x.flip(0), lambda x: weight * x):
+        fast, expected = replay(covector.jacrev(function)), covector.jacrev(function)(x)
+        fast(x).zero_()
+        assert_close(fast(x), expected.detach())
+
+
+def test_data_of_another_kind():
+    """A parameter may have become a tensor of another shape by `.data`."""
+    parameter = torch.nn.Parameter(random(4))
+    fast = replay(covector.grad(lambda x: (x * parameter).sum()))
+    fast(x)
+    parameter.data = random(1)
+    assert_close(fast(x), parameter.detach().expand(4))
+    assert len(fast.plans) == 2
 
 
 def test_threads():

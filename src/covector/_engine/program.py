@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import getitem
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -25,10 +26,14 @@ from covector._engine.outside import Outside, Place, always, is_plain, outside_o
 from covector._tree import LEAF, Spec, flatten, unflatten
 from covector.errors import Caller, UnsupportedError, UntraceableError
 
+Kind = tuple[Any, ...]
 Flat = Callable[..., Any]
 Run = Callable[..., Sequence[Tensor]]
 
 _aten = torch.ops.aten
+
+# The name of a place that was made up for a tensor which stands nowhere.
+CONSTANT = "constant"
 
 _BASES = {_aten.eye.default, _aten.eye.m}
 # Elements of a basis that is kept: 8 MB in double precision.
@@ -66,6 +71,8 @@ class Program:
     result: Result
     captured: tuple[tuple[Place, ...], ...]
     """The places of each captured tensor; all of them held the same tensor."""
+    kinds: tuple[Kind, ...]
+    """What each captured tensor has to be like; the same tensor may have become another one by `.data`."""
     guards: tuple[Place, ...]
     """Values from outside that have to be the same for the program to be the function."""
     fixed: tuple[str, ...]
@@ -83,9 +90,9 @@ class Program:
                 if guard.get() is not guard.value and not guard.holds():
                     return None
             tensors = []
-            for places in self.captured:
+            for places, kind in zip(self.captured, self.kinds, strict=True):
                 tensor = places[0].get()
-                if tensor is not places[0].value and not _alike(tensor, places[0].value):
+                if not isinstance(tensor, Tensor) or _kind(tensor) != kind:
                     return None
                 for other in places[1:]:
                     if other.get() is not tensor:
@@ -100,15 +107,9 @@ class Program:
         return next((guard.name for guard in self.guards if not guard.holds()), None)
 
 
-def _alike(now: Any, before: Tensor) -> bool:
-    return (
-        isinstance(now, Tensor)
-        and now.shape == before.shape
-        and now.dtype == before.dtype
-        and now.device == before.device
-        and now.layout == before.layout
-        and now.stride() == before.stride()
-    )
+def _kind(tensor: Tensor) -> Kind:
+    stride = tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.shape, stride, tensor.dtype, tensor.device, tensor.layout
 
 
 def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
@@ -251,7 +252,7 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
             if places is None and not callable(node.target):
                 fixed.append(f"a tensor of shape {tuple(tensor.shape)} made in the function or out of sight")
             if places is None:
-                places = [always("constant", tensor)]
+                places = [always(CONSTANT, tensor)]
             last = inputs[-1] if inputs else None
             with graph.inserting_after(last) if last is not None else graph.inserting_before():
                 by_tensor[id(tensor)] = graph.placeholder(f"captured_{len(captured)}")
@@ -262,10 +263,38 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     for node in [node for node in graph.nodes if node.target in _NOTHING]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
+    constants = {
+        n for n, places in zip(by_tensor.values(), captured, strict=True) if places[0].name == CONSTANT
+    }
+    _keep_apart(graph, constants)
     graph.eliminate_dead_code()
     bare = GraphModule({}, graph)
     fixed += [f"{value!r}, a result" for value in result.leaves if value is not None and is_plain(value)]
-    return Program(bare, result, tuple(captured), tuple(found.values), (*fixed, *found.skipped))
+    kinds = tuple(_kind(places[0].value) for places in captured)
+    return Program(bare, result, tuple(captured), kinds, tuple(found.values), (*fixed, *found.skipped))
+
+
+def _keep_apart(graph: Graph, constants: set[Node]) -> None:
+    """Copy results that are views of a constant: the caller may change them."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    with graph.inserting_before(output):
+        results = [
+            graph.call_function(_aten.clone.default, (node,)) if _viewed(node) in constants else node
+            for node in output.args[0]
+        ]
+    output.args = (results,)
+
+
+def _viewed(node: Node) -> Node:
+    """What this is a view of, or the node itself."""
+    while node.op == "call_function" and (node.target is getitem or _is_view(node.target)):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_view(operation: Any) -> bool:
+    returns = operation._schema.returns if hasattr(operation, "_schema") else ()
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
 def quietly(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from covector._engine import levels
-from covector._engine.compiled import is_transform
-from covector._engine.program import Program, Run, lower, quietly, trace
+from covector._engine.compiled import is_transform, without_values
+from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._tree import Arguments, flatten
 from covector.errors import (
     ArgumentTypeError,
@@ -166,7 +166,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function, computed by the program for arguments like these."""
-        if levels.active() or levels.dual_level_open():
+        if levels.active() or levels.dual_level_open() or without_values():
             return self.__wrapped__(*args, **kwargs)  # a part of what somebody else traces or differentiates
         key, tensors = self._key(*(flatten((args, kwargs)) if kwargs else flatten(args)))
         for entry in self._entries.get(key, ()):
@@ -244,9 +244,7 @@ class Compiled:
             str(self._backend),
             program.size,
             perf_counter() - start,
-            tuple(
-                places[0].name or "a tensor" for places in program.captured if places[0].name != "constant"
-            ),
+            tuple(places[0].name or "a tensor" for places in program.captured if places[0].name != CONSTANT),
             len(program.guards),
             program.fixed,
         )
