@@ -51,7 +51,7 @@ def facts(case: Case) -> tuple[str, ...]:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    found = [text for text in (_places(s), _zero(s), _relation(s)) if text]
+    found = [text for text in (_places(s), _zero(s) or _relation(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
         count = int(s.bad.sum())

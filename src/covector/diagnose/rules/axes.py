@@ -71,6 +71,8 @@ def _transposed(s: Suspect) -> str:
     if text := _permuted(s):
         return text
     if s.numeric.shape[0] == s.numeric.shape[1] > 1 and _axes(s) and s.explains(s.numeric.T):
+        if int(s.support.sum(1).max()) == 1:
+            return "elements that are rearranged are rearranged once more, instead of being put back"
         return "the Jacobian is transposed (J where J^T belongs)"
     return ""
 
