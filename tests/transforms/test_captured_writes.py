@@ -38,10 +38,14 @@ every_verb = pytest.mark.parametrize("verb", VERBS)
 GLOBAL = torch.zeros(3, dtype=torch.float64)
 
 
+class Inner(torch.nn.Module):
+    pass
+
+
 class Remembers(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = torch.nn.Identity()
+        self.inner = Inner()
         self.inner.register_buffer("last", torch.zeros(3, dtype=torch.float64))
 
     def forward(self, a):
@@ -113,7 +117,60 @@ def in_a_partial():
     return functools.partial(function, captured), captured, ""
 
 
+def in_a_list():
+    held = [torch.zeros(3, dtype=torch.float64)]
+
+    def function(a):
+        held[0].copy_(a)
+        return (a**2).sum()
+
+    return function, held[0], r"held\[0\]"
+
+
+def in_a_dict():
+    held = {"last": torch.zeros(3, dtype=torch.float64)}
+
+    def function(a):
+        held["last"].add_(a)
+        return (a**2).sum()
+
+    return function, held["last"], r"held\['last'\]"
+
+
+class Object:
+    def __init__(self):
+        self.last = torch.zeros(3, dtype=torch.float64)
+
+    def __call__(self, a):
+        self.last.copy_(a)
+        return (a**2).sum()
+
+
+def of_an_object():
+    held = Object()
+    return held, held.last, "last"
+
+
+class Caches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = torch.zeros(3, dtype=torch.float64)
+
+    def forward(self, a):
+        self.cache.copy_(a)
+        return (a**2).sum()
+
+
+def of_an_attribute():
+    module = Caches()
+    return module, module.cache, "cache"
+
+
 WRITERS = [
+    in_a_list,
+    in_a_dict,
+    of_an_object,
+    of_an_attribute,
     copied,
     sliced,
     through_a_view,
@@ -170,7 +227,7 @@ def test_what_is_not_refused(verb):
     record = torch.zeros(3, dtype=torch.float64)
     with torch.inference_mode():
         seen = torch.zeros(3)
-    collected = []
+    collected, state = [], {"last": record}
 
     def function(a):
         calls.add_(seen.shape[0])
@@ -178,6 +235,7 @@ def test_what_is_not_refused(verb):
         own = torch.zeros_like(a)
         own += a
         collected.append(own)
+        state["last"] = own
         return (own**3).sum()
 
     VERBS[verb](function)

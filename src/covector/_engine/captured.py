@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,24 +15,26 @@ from covector._engine.tensors import version
 from covector.errors import Caller
 
 
-def written(function: Any, leaves: Sequence[Any]) -> str | None:
-    """The name of a captured tensor to which the function, run on these leaves, wrote what depends on them.
+class Captured(NamedTuple):
+    """A tensor that a function has by a name, as it was before the function ran."""
 
-    This looks afterwards, at the tensors that the function names. Our graph is taken off what was written to;
-    a tangent goes with its level.
+    tensor: Tensor
+    name: str
+    version: int
+
+
+def written(before: Sequence[Captured], leaves: Sequence[Any]) -> str | None:
+    """The name of a captured tensor to which a function, run on these leaves, wrote what depends on them.
+
+    This looks afterwards. Our graph is taken off what was written to; a tangent goes with its level.
     """
-    own, first = None, None
-    for tensor, name in _captured(function):
-        if _was_written(tensor) and (tensor.grad_fn is not None or levels.dual_level_open()):
-            own = _Own.among(leaves) if own is None else own
-            if own.marked(tensor):
-                _clean(tensor)
-                first = name if first is None else first
+    first = None
+    for tensor, name, was in before:
+        if version(tensor) != was and _Own.among(leaves).marked(tensor):
+            if tensor.grad_fn is not None:
+                (tensor if tensor._base is None else tensor._base).detach_()
+            first = name if first is None else first
     return first
-
-
-def _was_written(tensor: Tensor) -> bool:
-    return not tensor.is_inference() and version(tensor) > 0
 
 
 class _Own(NamedTuple):
@@ -54,81 +56,146 @@ class _Own(NamedTuple):
         return tensor.requires_grad and not self.leaves.isdisjoint(graph.reached([tensor]).leaves)
 
 
-def _clean(tensor: Tensor) -> None:
-    if tensor.grad_fn is not None:
-        base = tensor if tensor._base is None else tensor._base
-        base.detach_()
+# What is still to be looked at: a value, the name it has, and how many containers it is in.
+Pending = list[tuple[Any, str, int]]
+
+# Long containers, and containers in containers in containers, are left out: this is on the path of every call.
+_DEEPEST = 2
+_LONGEST = 1000
 
 
-def _captured(function: Any) -> Iterator[tuple[Tensor, str]]:
-    """The tensors that a function names: in its closure, defaults and globals, and those of modules there.
-
-    What is inside of other containers is not looked at: functions collect their own results there.
-    """
-    pending: list[tuple[Any, str]] = [(function, "")]
+def captured(function: Any) -> list[Captured]:
+    """The tensors in a function's closure, defaults and globals, and in modules and containers there."""
+    found: list[Captured] = []
+    pending: Pending = [(function, "", 0)]
     seen = set()
-    for value, name in pending:  # it grows on the way
+    for value, name, depth in pending:  # it grows on the way
         if isinstance(value, Tensor):
-            yield value, name
+            if not value.is_inference():
+                found.append(Captured(value, name, version(value)))
         elif id(value) not in seen:
             seen.add(id(value))
-            if type(value) is FunctionType:
-                _add_names(value, pending)
-            elif isinstance(value, Module):
-                _add_parts(value, name, pending)
-            elif type(value) is MethodType:
-                pending += ((value.__self__, "self"), (value.__func__, name))
-            elif isinstance(value, Caller):  # in the closure of a transform
-                pending.append((value.function, name))
-            elif isinstance(value, partial):
-                pending.append((value.func, name))
-                pending += ((inner, name) for inner in (*value.args, *value.keywords.values()))
+            look_into = _look_of(value)
+            if look_into is not None:
+                look_into(value, name, depth, pending)
+    return found
 
 
-# Whether there is something to look at in values of a type, as types are met; most names stand for others.
-_types: dict[type, bool] = {}
+Look = Callable[[Any, str, int, Pending], None]
 
 
-def _is_looked_at(value: Any) -> bool:
-    known = _types.get(type(value))
-    if known is None:
-        known = isinstance(value, Tensor | Module | FunctionType | MethodType | Caller | partial)
-        _types[type(value)] = known
-    return known
-
-
-def _add_names(function: FunctionType, pending: list[tuple[Any, str]]) -> None:
+def _into_function(function: FunctionType, name: str, depth: int, pending: Pending) -> None:
     code, found = function.__code__, function.__globals__
-    for name in code.co_names:
-        value = found.get(name)
-        if value is not None and _is_looked_at(value) and not _is_torch(value):
-            pending.append((value, name))
+    if (function.__module__ or "").startswith("torch"):
+        return
+    for key in code.co_names:
+        value = found.get(key)
+        if value is not None and _has_look(value):
+            pending.append((value, key, depth))
     if function.__closure__:
-        for name, cell in zip(code.co_freevars, function.__closure__, strict=True):
+        for key, cell in zip(code.co_freevars, function.__closure__, strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:  # nothing was bound to the name yet
                 continue
-            if _is_looked_at(value):
-                pending.append((value, name))
+            if _has_look(value):
+                pending.append((value, key, depth))
     for value in function.__defaults__ or ():
-        if _is_looked_at(value):
-            pending.append((value, "the default of a parameter"))
+        if _has_look(value):
+            pending.append((value, "the default of a parameter", depth))
     for constant in code.co_consts:
         if type(constant) is CodeType:  # a function inside; its own names are those of the same module
-            for name in constant.co_names:
-                value = found.get(name)
-                if isinstance(value, Tensor):
-                    pending.append((value, name))
+            for key in constant.co_names:
+                value = found.get(key)
+                if value is not None and _has_look(value):
+                    pending.append((value, key, depth))
 
 
-def _add_parts(module: Module, name: str, pending: list[tuple[Any, str]]) -> None:
-    held = vars(module)
-    for kind in ("_buffers", "_parameters", "_modules"):
-        for key, part in held[kind].items():
-            if part is not None:
-                pending.append((part, f"{name}.{key}" if name else key))
+def _into_items(items: Iterable[tuple[Any, Any]], name: str, depth: int, pending: Pending) -> None:
+    for key, value in items:
+        if _has_look(value):
+            pending.append((value, f"{name}{key}", depth))
 
 
-def _is_torch(value: Any) -> bool:
-    return type(value) is FunctionType and (value.__module__ or "").startswith("torch")
+def _into_sequence(values: Sequence[Any], name: str, depth: int, pending: Pending) -> None:
+    if depth < _DEEPEST and len(values) <= _LONGEST:
+        _into_items(((f"[{i}]", value) for i, value in enumerate(values)), name, depth + 1, pending)
+
+
+def _into_dict(values: dict[Any, Any], name: str, depth: int, pending: Pending) -> None:
+    if depth < _DEEPEST and len(values) <= _LONGEST:
+        _into_items(((f"[{key!r}]", value) for key, value in values.items()), name, depth + 1, pending)
+
+
+def _into_module(module: Module, name: str, depth: int, pending: Pending) -> None:
+    prefix, held = f"{name}." if name else "", vars(module)
+    if held["_modules"]:
+        _into_items(held["_modules"].items(), prefix, depth, pending)
+    if type(module).__module__.startswith("torch."):
+        return  # torch's own modules write nothing that has a graph
+    for key, value in held.items():
+        if key in ("_buffers", "_parameters"):
+            _into_items(value.items(), prefix, depth, pending)
+        elif isinstance(value, Tensor):
+            pending.append((value, prefix + key, depth))
+
+
+def _into_object(value: Any, name: str, depth: int, pending: Pending) -> None:
+    if depth < _DEEPEST:
+        prefix = f"{name}." if name else ""
+        _into_items(vars(value).items(), prefix, depth + 1, pending)
+
+
+def _into_method(method: MethodType, name: str, depth: int, pending: Pending) -> None:
+    pending += ((method.__self__, "self", depth), (method.__func__, name, depth))
+
+
+def _into_caller(caller: Caller, name: str, depth: int, pending: Pending) -> None:
+    pending.append((caller.function, name, depth))  # a function in the closure of a transform
+
+
+def _into_partial(made: Any, name: str, depth: int, pending: Pending) -> None:
+    pending.append((made.func, name, depth))
+    _into_items(
+        (("an argument of a partial", v) for v in (*made.args, *made.keywords.values())), "", depth, pending
+    )
+
+
+# How to look into values of a type, as types are met; None: there is nothing to look at.
+_looks: dict[type, Look | None] = {}
+
+
+def _look_of(value: Any) -> Look | None:
+    kind = type(value)
+    if kind not in _looks:
+        _looks[kind] = _look_for(value)
+    return _looks[kind]
+
+
+def _look_for(value: Any) -> Look | None:
+    for kind, look in _LOOKS:
+        if isinstance(value, kind):
+            return look
+    has_attributes = isinstance(getattr(value, "__dict__", None), dict)
+    return _into_object if has_attributes else None
+
+
+def _has_look(value: Any) -> bool:
+    return _look_of(value) is not None
+
+
+def _tensor(value: Any, name: str, depth: int, pending: Pending) -> None:
+    """Nothing is inside of a tensor; it is what is looked for."""
+
+
+_LOOKS: tuple[tuple[Any, Look | None], ...] = (
+    (Tensor, _tensor),
+    (FunctionType, _into_function),
+    (MethodType, _into_method),
+    (Caller, _into_caller),
+    (Module, _into_module),
+    (partial, _into_partial),
+    (list | tuple, _into_sequence),
+    (dict, _into_dict),
+    (ModuleType | type, None),
+)

@@ -39,7 +39,7 @@ class ShortRun:
     """The name of a captured tensor to which the function wrote what depends on the variables."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
-        before = lasting()
+        before, held = lasting(), captured.captured(function)
         inner, variables = [], []  # in loops: a comprehension is a call of its own
         for value in args:
             inner.append(value.detach())
@@ -56,7 +56,7 @@ class ShortRun:
             for variable in variables:
                 graph.close_leaf(variable)
             self._shared = lasting() != before
-            self.written = captured.written(function, inner)
+            self.written = captured.written(held, inner) if held else None
 
     def shown(self) -> Tensor | None:
         """What was returned, without its graph; None where more than that has to be looked at."""

@@ -119,13 +119,14 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
 
 def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
     """What the caller's function returns; it wrote nothing of the leaves to a tensor from outside."""
+    # Where a transform is around, torch itself refuses that.
+    held = [] if levels.active() else captured.captured(caller.function)
     try:
         returned = caller.function(*args, **kwargs)
     except RuntimeError as error:
         raise explained(caller, error) from error
     finally:
-        # Where a transform is around, torch itself refuses that.
-        name = None if levels.active() else captured.written(caller.function, leaves)
+        name = captured.written(held, leaves) if held else None
     if name is not None:
         raise _writes_to(caller, name)
     return returned
