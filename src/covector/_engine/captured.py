@@ -59,7 +59,7 @@ class _Own(NamedTuple):
 # What is still to be looked at: a value, the name it has, and how many containers it is in.
 Pending = list[tuple[Any, str, int]]
 
-# Long containers, and containers in containers in containers, are left out: this is on the path of every call.
+# Long containers, and those in containers in containers, are left out: this is on the path of every call.
 _DEEPEST = 2
 _LONGEST = 1000
 
