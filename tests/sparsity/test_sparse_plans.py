@@ -16,6 +16,7 @@ from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     BatchingWarning,
+    ForwardModeWarning,
     OutputError,
     PatternError,
     UnsupportedError,
@@ -47,6 +48,8 @@ def test_values_are_those_of_the_dense_jacobian(case):
         with warnings.catch_warnings():
             if not case.batched:
                 warnings.simplefilter("ignore", BatchingWarning)
+            if str(case) == "checkpoint":  # by a custom Function without forward mode, in torch 2.9
+                warnings.simplefilter("ignore", ForwardModeWarning)
             plan = covector.jacobian_plan(case.function, case.at(4), mode=mode)
             found = dense(plan(case.at(3)))
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from inspect import unwrap
 from math import prod
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -207,6 +210,18 @@ def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
         for node in marked
         for below in _behind(node)
     )
+
+
+@lru_cache(maxsize=1024)
+def is_forward(code: CodeType) -> bool:
+    """Whether this is the code of the forward of a custom Function. Its `apply` need not have a frame."""
+    pending: list[Any] = [Function]
+    while pending:
+        custom = pending.pop()
+        if getattr(unwrap(custom.forward), "__code__", None) is code:
+            return True
+        pending += custom.__subclasses__()
+    return False
 
 
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:

@@ -34,9 +34,19 @@ def active() -> bool:
     return tracing() or stack.peek_interpreter_stack() is not None
 
 
+def _depth() -> int:
+    """How many levels there are."""
+    return stack.get_dynamic_layer_stack_depth()
+
+
+# What `torch.compiler.assume_constant_result` does, without its imports: dynamo calls it while it traces. Not
+# every release knows the function inside as one to be called so. A program is guarded by the stack of levels.
+_depth._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def traced_inside() -> bool:
     """Whether what is traced by dynamo runs inside another transform."""
-    return tracing() and stack.get_dynamic_layer_stack_depth() > 0
+    return tracing() and _depth() > 0
 
 
 def current() -> int | None:

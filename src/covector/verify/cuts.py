@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from covector._engine.graph import is_forward
 from covector._engine.levels import GradMode
 from covector._tree import Arguments, flatten
 from covector.errors import Caller
@@ -116,7 +117,8 @@ class _Tracer(TorchFunctionMode):
         name = _name(func)
         # Of the tensor that a new one is like, nothing but device and dtype is taken.
         given = _tensors((tuple(args[1:] if name == "new_tensor" else args), kwargs or {}))
-        lost = frozenset[Cut]().union(*map(self.lost_in, given))
+        nothing: frozenset[Cut] = frozenset()
+        lost = nothing.union(*map(self.lost_in, given))
         connected = any(tensor.requires_grad for tensor in given)
         result = func(*args, **(kwargs or {}))
         if name in _ALIASING:
@@ -261,17 +263,23 @@ def _caller() -> FrameType | None:
     """The frame of the caller's that calls torch; None inside of a custom Function, or if it is ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_TORCHS, __file__)):
-        if frame.f_code.co_filename == _FUNCTION:
+        if _in_custom(frame):
             return None
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_OURS):
         return None
-    outer = frame.f_back
+    outer: FrameType | None = frame
     while outer is not None and not outer.f_code.co_filename.startswith(_OURS):
-        if outer.f_code.co_filename == _FUNCTION:
+        if _in_custom(outer):
             return None
         outer = outer.f_back
     return frame
+
+
+def _in_custom(frame: FrameType) -> bool:
+    """Whether a frame belongs to a custom Function: it is of torch's class, or of a forward."""
+    code = frame.f_code
+    return code.co_filename == _FUNCTION or (code.co_name == "forward" and is_forward(code))
 
 
 def _key(frame: FrameType, name: str) -> _Key:
