@@ -165,6 +165,7 @@ _BLOCKS, _MIXING, _KERNEL, _TRANSPOSED = (
 _GROUPED = _constant(4, 1, 3)
 _GROUPED[1] = 0
 _GRID = torch.rand(2, 2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) - 0.5
+_IMAGE = _constant(2, 1, 3, 3)
 _RIGHT = _constant(2, 3, 1)
 _RECURRENT = torch.nn.GRU(2, 2).double()
 _FILTER = torch.tensor([1.0, 2.0 + 1.0j, 0.5], dtype=torch.complex128)
@@ -254,6 +255,7 @@ FUNCTIONS = [
     SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
     SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
     SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False, forward=False),
+    SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=False, forward=False),
     SparseFunction("least squares", lambda x: torch.linalg.lstsq(x.reshape(2, 3, 2), _RIGHT)[0], (12,)),
     SparseFunction("transposed in place", lambda x: x.clone().transpose_(0, 1).unsqueeze_(0) ** 2, (2, 3)),
     SparseFunction("lists of tensors", lambda x: torch.stack(torch._foreach_mul(list(x.unbind()), 2.0)) ** 2, (3, 2)),

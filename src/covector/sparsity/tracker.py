@@ -57,10 +57,8 @@ class Operation:
 
     @property
     def result(self) -> Tensor:
-        """The only, or the first, thing that the operation returned."""
-        first = self.call.results[0]
-        assert first is not None
-        return first
+        """The only, or the first, tensor that the operation returned; gradients may be left out."""
+        return next(result for result in self.call.results if result is not None)
 
     def dependence(self, tensor: Any) -> Dependence | None:
         """What each element of an argument depends on; None if nothing does."""
