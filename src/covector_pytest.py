@@ -121,6 +121,12 @@ def gradgradcheck(request: pytest.FixtureRequest) -> Callable[..., bool]:
     return request.config.stash[SESSION].answering("gradgradcheck", compare=False)
 
 
+@pytest.fixture
+def kernelcheck(request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """`covector.kernelcheck`, counted in the summary, with the keywords of the marker."""
+    return request.config.stash[SESSION].answering("kernelcheck", compare=False)
+
+
 @dataclass(frozen=True)
 class Call:
     """What a test asked for: `gradcheck` or `gradgradcheck`, with these arguments."""
@@ -132,7 +138,7 @@ class Call:
     def __str__(self) -> str:
         from covector.errors import Caller
 
-        function = self.args[0] if self.args else self.kwargs.get("func")
+        function = self.args[0] if self.args else self.kwargs.get("func", self.kwargs.get("kernel"))
         return str(Caller(self.verb, function)) if callable(function) else self.verb
 
 
@@ -385,18 +391,22 @@ def conclude(trial: Trial) -> bool:
     raise trial.error if trial.report is None else trial.error.with_traceback(None)
 
 
+# What a call gives itself, so that a marker cannot.
+_POSITIONAL = {"func", "inputs", "kernel", "reference"}
+
+
 def _takes(verb: str, keywords: dict[str, Any], markers: list[pytest.Mark]) -> set[str]:
     """The keywords of a checker; what neither of them takes, and what has no name, is a mistake."""
     import covector
 
-    checkers = (covector.gradcheck, covector.gradgradcheck)
+    checkers = (covector.gradcheck, covector.gradgradcheck, covector.kernelcheck)
     names = {checker.__name__: set(inspect.signature(checker).parameters) for checker in checkers}
-    unknown = (set(keywords) - set().union(*names.values())) | (set(keywords) & {"func", "inputs"})
+    unknown = (set(keywords) - set().union(*names.values())) | (set(keywords) & _POSITIONAL)
     if unknown or any(marker.args for marker in markers):
         what = ", ".join(sorted(unknown)) or "a value without a name"
         pytest.fail(
-            f"@pytest.mark.covector got {what}; it takes keywords of covector.gradcheck and gradgradcheck, "
-            "such as atol=1e-4 or fast_mode=True.",
+            f"@pytest.mark.covector got {what}; it takes keywords of covector.gradcheck, gradgradcheck "
+            "and kernelcheck, such as atol=1e-4 or fast_mode=True.",
             pytrace=False,
         )
     return names[verb]

@@ -146,3 +146,34 @@ def test_stacked_cases_are_told_apart_by_dtype(tmp_path):
     )
     names = [case.name for case in load(path)]
     assert names == ["sin[float64]", "sin[complex128]", "cos[1]", "cos[2]"]
+
+
+def test_a_case_with_a_reference_is_a_kernel(registered):
+    """It is checked against the reference, with the keywords of `check_kernel`."""
+    from covector._results import Request, _run
+
+    covector.case((9, 7), dtype=torch.bfloat16, reference=torch.square, lenses=["again"])(lambda x: x * x)
+    covector.case((9, 7), dtype=torch.float32, reference=torch.square, lenses=["again"])(
+        lambda x: x * x * 1.01
+    )
+    right, wrong = [_run(one, Request("cases.py", None)) for one in registered()]
+    assert right.outcome == "passed", right.text
+    assert wrong.outcome == "failed"
+    assert wrong.text.startswith("check_kernel(<lambda>): FAILED")
+
+
+KERNEL_MISTAKES = [
+    ({"reference": 3}, "case: the reference must be a function, got"),
+    ({"reference": torch.sin, "order": 2}, "case: order=2 does not go with a reference"),
+    (
+        {"reference": torch.sin, "atol": 1.0},
+        "case: unknown keyword atol; it takes dtypes, lenses, ratio, nondet_tol",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), KERNEL_MISTAKES)
+def test_a_case_of_a_kernel_that_makes_no_sense(options, text):
+    """Refused where it is written."""
+    with pytest.raises(CovectorError, match=re.escape(text)):
+        covector.case((3,), **options)

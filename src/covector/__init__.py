@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from covector import functional as functional
     from covector import scipy as scipy
     from covector import verify as verify
+    from covector.adjoint import check_adjoint
     from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
     from covector.compat import swap
@@ -50,6 +51,7 @@ __all__ = [
     "as_sparse_gradcheck",
     "case",
     "check",
+    "check_adjoint",
     "check_kernel",
     "check_pattern",
     "compile",
@@ -88,6 +90,7 @@ _ROOM_OF = {
     "as_sparse_gradcheck": "covector.verify.sparse",
     "case": "covector.cases",
     "check": "covector.api",
+    "check_adjoint": "covector.adjoint",
     "check_kernel": "covector.kernels.door",
     "check_pattern": "covector.sparsity.checking",
     "gradcheck": "covector.api",

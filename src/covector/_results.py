@@ -17,6 +17,7 @@ from covector._pool import Ended
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
 from covector.errors import CaseError, GradcheckError
+from covector.kernels.door import check_kernel
 from covector.report.report import Report
 
 
@@ -95,7 +96,7 @@ def _run(case: Case, request: Request) -> Result:
     started = time.perf_counter()
     outcome, text, page, reports = "passed", "", "", []
     try:
-        reports = [check(case.function, case.arguments(), case.kwargs, seed=case.seed, **case.options)]
+        reports = [_first(case)]
         if reports[0] and case.order == 2:
             reports += _second(case)
         reports = [replace(r, reproduce=f"covector check {shlex.quote(str(request))}") for r in reports]
@@ -110,6 +111,15 @@ def _run(case: Case, request: Request) -> Result:
             text = f"the case ran out of memory\n{text}"
     seconds = time.perf_counter() - started
     return Result(request.file, case.name, outcome, seconds, text, "", tuple(reports), page)
+
+
+def _first(case: Case) -> Report:
+    """The report on the case itself: on a kernel beside its reference, or on a derivative."""
+    if case.reference is None:
+        return check(case.function, case.arguments(), case.kwargs, seed=case.seed, **case.options)
+    return check_kernel(
+        case.function, case.reference, case.arguments(), case.kwargs, seed=case.seed, **case.options
+    )
 
 
 def _second(case: Case) -> list[Report]:

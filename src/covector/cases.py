@@ -19,16 +19,24 @@ from torch.autograd import Function
 from covector._tree import flatten, unflatten
 from covector.api import check
 from covector.errors import ArgumentTypeError, ArgumentValueError, CaseError
+from covector.kernels.door import check_kernel
 from covector.transforms._door import summary
 from covector.verify.leaves import is_differentiable
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
-_OPTIONS = tuple(
-    name
-    for name, parameter in inspect.signature(check).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name != "seed"
-)
+
+def _keywords(verb: Callable[..., Any]) -> tuple[str, ...]:
+    """What a case may say beside its seed."""
+    return tuple(
+        name
+        for name, parameter in inspect.signature(verb).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name != "seed"
+    )
+
+
+_OPTIONS = _keywords(check)
+_KERNEL_OPTIONS = _keywords(check_kernel)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Case:
     order: int
     seed: int
     options: dict[str, Any] = field(default_factory=dict)
+    reference: Callable[..., Any] | None = None
+    """What a kernel is compared with, if it is one."""
 
     def arguments(self) -> tuple[Any, ...]:
         """Fresh inputs: the same numbers each time."""
@@ -69,6 +79,7 @@ def case(
     name: str | None = None,
     order: int = 1,
     seed: int = 0,
+    reference: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Callable[[Target], Target]:
     """Register a function to be checked by `covector check FILE`; the function stays as it is.
@@ -86,7 +97,9 @@ def case(
         name: what the case is called, instead of the function's name.
         order: 2 to check the second derivative as well.
         seed: of the random tensors, and of the check.
-        options: keywords of `check`, such as `atol` or `fast_mode`.
+        reference: plain torch code of the same arguments: the function is a kernel, and is checked by
+            `check_kernel` against it.
+        options: keywords of `check`, such as `atol` or `fast_mode`; with a reference, of `check_kernel`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: the case makes no sense.
@@ -102,7 +115,7 @@ def case(
     """
     file = Path(sys._getframe(1).f_code.co_filename).resolve()
     dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
-    _validate(inputs, kwargs, dtypes, order, options)
+    _validate(inputs, kwargs, dtypes, order, options, reference)
 
     def register(target: Target) -> Target:
         function = _callable(target)
@@ -110,7 +123,18 @@ def case(
         for one in dtypes:
             label = called if len(dtypes) == 1 else f"{called}[{str(one).removeprefix('torch.')}]"
             _registered.append(
-                Case(label, function, file, inputs, dict(kwargs or {}), one, order, seed, dict(options))
+                Case(
+                    label,
+                    function,
+                    file,
+                    inputs,
+                    dict(kwargs or {}),
+                    one,
+                    order,
+                    seed,
+                    dict(options),
+                    reference,
+                )
             )
         return target
 
@@ -168,6 +192,7 @@ def _validate(
     dtypes: tuple[Any, ...],
     order: Any,
     options: dict[str, Any],
+    reference: Any,
 ) -> None:
     """Refuse what cannot become a case, where it is written."""
     if len(inputs) == 1 and callable(inputs[0]) and hasattr(inputs[0], "__code__"):
@@ -183,8 +208,15 @@ def _validate(
         raise ArgumentTypeError(f"case: dtype must be a torch.dtype, or several, got {dtypes!r}.")
     if order not in (1, 2):
         raise ArgumentValueError(f"case: order must be 1 or 2, got {order!r}.")
-    if unknown := sorted(set(options) - set(_OPTIONS)):
-        raise ArgumentTypeError(f"case: unknown keyword {unknown[0]}; it takes {', '.join(_OPTIONS)}.")
+    if reference is not None and not callable(reference):
+        raise ArgumentTypeError(f"case: the reference must be a function, got {summary(reference)}.")
+    if reference is not None and order == 2:
+        raise ArgumentValueError(
+            "case: order=2 does not go with a reference: check_kernel looks at second derivatives by itself."
+        )
+    known = _OPTIONS if reference is None else _KERNEL_OPTIONS
+    if unknown := sorted(set(options) - set(known)):
+        raise ArgumentTypeError(f"case: unknown keyword {unknown[0]}; it takes {', '.join(known)}.")
 
 
 def _callable(target: Any) -> Callable[..., Any]:

@@ -428,9 +428,35 @@ def test_markers_and_fixtures(pytester, run):
     pytester.makepyfile(test_marked=MARKED)
     result = run("--covector", "--strict-markers")
     result.assert_outcomes(passed=6, failed=2)
-    advice = "it takes keywords of covector.gradcheck and gradgradcheck, such as atol=1e-4 or fast_mode=True."
+    advice = (
+        "it takes keywords of covector.gradcheck, gradgradcheck and kernelcheck, such as atol=1e-4 or "
+        "fast_mode=True."
+    )
     assert f"@pytest.mark.covector got fastmode; {advice}" in result.stdout.str()
     assert f"@pytest.mark.covector got a value without a name; {advice}" in result.stdout.str()
+
+
+KERNELS = """
+import pytest, torch
+
+@pytest.mark.covector(lenses=["again"], atol=1e-4)
+def test_right(kernelcheck):
+    assert kernelcheck(lambda x: x * x, torch.square, torch.randn(9, 7, requires_grad=True))
+
+@pytest.mark.covector(lenses=["again"])
+def test_wrong(kernelcheck):
+    kernelcheck(kernel=lambda x: x * x * 1.01, reference=torch.square, inputs=torch.randn(9, 7))
+"""
+
+
+def test_fixture_for_kernels(pytester, run):
+    """Counted, with the keywords of the marker that it takes."""
+    pytester.makepyfile(test_kernels=KERNELS)
+    result = run("--strict-markers")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "kernelcheck(<lambda>)" in result.stdout.str()
+    assert "check_kernel(<lambda>): FAILED" in result.stdout.str()
+    assert "2 checks" in summary_of(result)[0]
 
 
 def test_fixture_without_the_flag(pytester, run):
