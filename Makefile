@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 DIST_READY := $(VENV)/.dist-ready
 
-.PHONY: demo test sweep versions dist package browser bench zoo docs lint clean
+.PHONY: kernels demo test sweep versions dist package browser bench zoo docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -39,6 +39,11 @@ browser: $(READY)
 	@test -x "$(CHROMIUM)" || { echo "make browser needs Chromium. Install it, or say where it is: make browser CHROMIUM=/path/to/chromium" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser
+
+# Kernels in Triton, on the CPU by its interpreter.
+kernels: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[kernels]"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton_kernels.py
 
 # Side by side with torch.func in one process, as ratios; ONLY="part of a name" runs some of it.
 bench: $(READY)
