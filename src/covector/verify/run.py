@@ -82,8 +82,9 @@ class CheckRun:
 
     @property
     def variety(self) -> Variety:
-        """How many cotangents are pulled back."""
-        if self.custom:
+        """How many cotangents are pulled back: all to programs of the user's, and through sparse tensors."""
+        problem = self.problem
+        if self.custom or not (problem.inputs.can_batch and problem.outputs.can_batch):
             return Variety.ALL
         return Variety.FEW if self.options.fast else Variety.SOME
 

@@ -115,7 +115,8 @@ class Variety(IntEnum):
     SOME = 2
     """The same and another random one."""
     ALL = 3
-    """For a custom backward, which may treat any of them in a way of its own."""
+    """For a custom backward, which may treat any of them in a way of its own, and for sparse tensors, where
+    torch lacks some operations if a cotangent has many zeros."""
 
 
 def cotangents_of(chart: Chart | Sampled, seed: int, variety: Variety, *, half: bool) -> Cotangents:
