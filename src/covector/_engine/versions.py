@@ -13,7 +13,7 @@ import torch
 
 from covector.errors import EngineError
 
-# The releases that all tests were run with.
+# The releases that the tests were run with; `docs/versions.md` says how many of them, and when.
 TESTED = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 # The private names that the engine uses. Without one of them, covector is not loaded.
