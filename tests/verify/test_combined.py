@@ -260,7 +260,7 @@ def test_a_batching_rule_that_loses_points_accuses_nobody(size):
     assert covector.gradcheck(lost, point(size))
 
 
-def test_one_row_is_pulled_back_once_less():
+def test_one_row_is_pulled_back_less_often():
     """Of a single output every cotangent is a multiple of any other."""
 
     def pulls(function):
@@ -269,7 +269,8 @@ def test_one_row_is_pulled_back_once_less():
         assert covector.gradcheck(counted, point(4), check_undefined_grad=False)
         return len(count)
 
-    assert pulls(lambda x: x.sum()) == pulls(lambda x: x.clone()) - 1
+    repeated = 4 - 1  # rows that are pulled back again, in case they differ from run to run
+    assert pulls(lambda x: x.sum()) < pulls(lambda x: x.clone()) - repeated
 
 
 def spread(largest: float, *shape: int) -> Tensor:

@@ -72,7 +72,13 @@ class _QuietMap(LinearMap):
     def random(self) -> Cotangents:
         """Random cotangents of the outputs."""
         problem = self.problem
-        return cotangents_of(problem.outputs, self._seed, self._variety, half=problem.half_inside)
+        return cotangents_of(
+            problem.outputs,
+            self._seed,
+            self._variety,
+            few_digits=problem.low_precision or problem.is_lifted,
+            half=problem.half_inside,
+        )
 
     @property
     def cotangents(self) -> np.ndarray:

@@ -76,6 +76,8 @@ class Problem:
         self.masked = masked
         self.runs = 0
         self.raised: BaseException | None = None
+        self.is_lifted = False
+        """Whether it stands for a function in low precision, which takes the same cotangents."""
         self.closes_over: bool = first is not None and first.closes_over
         self._first, self._most, self._seed, self._pure = first, max_entries, seed, False
         self.originals: list[Tensor] = arguments.primals()
@@ -237,6 +239,7 @@ class Problem:
             )
         except Exception:  # the function refuses: it is differenced as it is
             return None
+        above.is_lifted = True
         above.__dict__["input_names"], above.__dict__["output_names"] = self.input_names, self.output_names
         same = above.kept == self.kept and above.outputs.size == self.outputs.size
         return above if same and not above.low_precision and not above.closes_over else None

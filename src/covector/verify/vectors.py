@@ -21,19 +21,23 @@ _RUN = 64
 _KEPT = 1 << 12
 
 
-def _drawn_weights(size: int, seed: int) -> Tensor:
+def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (size,), generator=generator, dtype=torch.float64) * 2 - 1
-    # So few digits that they are the same number in every precision.
-    return signs * (1 + torch.randint(0, 128, (size,), generator=generator, dtype=torch.float64) / 128)
+    if few_digits:
+        return signs * (1 + torch.randint(0, 128, (size,), generator=generator, dtype=torch.float64) / 128)
+    return signs * (1 + torch.rand(size, generator=generator, dtype=torch.float64))
 
 
 _kept_weights = lru_cache(maxsize=128)(_drawn_weights)
 
 
-def weights(size: int, seed: int) -> Tensor:
-    """Numbers between 1 and 2 with random signs: no wrong entry is weighed down, and no two cancel."""
-    return _kept_weights(size, seed) if size <= _KEPT else _drawn_weights(size, seed)
+def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
+    """Numbers between 1 and 2 with random signs: no wrong entry is weighed down, and no two cancel.
+
+    With few digits, they are the same numbers in every precision; with all of them, a cast shows.
+    """
+    return (_kept_weights if size <= _KEPT else _drawn_weights)(size, seed, few_digits)
 
 
 def _drawn_normal(size: int, seed: int) -> Tensor:
@@ -119,15 +123,19 @@ class Variety(IntEnum):
     torch lacks some operations if a cotangent has many zeros."""
 
 
-def cotangents_of(chart: Chart | Sampled, seed: int, variety: Variety, *, half: bool) -> Cotangents:
+def cotangents_of(
+    chart: Chart | Sampled, seed: int, variety: Variety, *, few_digits: bool, half: bool
+) -> Cotangents:
     """Random cotangents of the outputs in a chart; with `half`, of sizes that half precision can hold."""
     if isinstance(chart, Chart) and chart.can_batch and chart.size <= _KEPT:
-        return _kept_cotangents(chart, seed, variety, half)
-    return _made_cotangents(chart, seed, variety, half)
+        return _kept_cotangents(chart, seed, variety, few_digits, half)
+    return _made_cotangents(chart, seed, variety, few_digits, half)
 
 
-def _made_cotangents(chart: Chart | Sampled, seed: int, variety: Variety, half: bool) -> Cotangents:
-    even = weights(chart.size, seed)
+def _made_cotangents(
+    chart: Chart | Sampled, seed: int, variety: Variety, few_digits: bool, half: bool
+) -> Cotangents:
+    even = weights(chart.size, seed, few_digits=few_digits)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
         large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
