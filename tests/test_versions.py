@@ -144,3 +144,11 @@ def test_no_release_is_excluded_by_number():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (torch_requirement,) = [line for line in project["dependencies"] if line.startswith("torch")]
     assert torch_requirement == "torch>=" + versions.TESTED[0].rpartition(".")[0]
+
+
+def test_the_table_has_the_releases_that_errors_name():
+    """What an `EngineError` calls known to work has a row in the documentation, with what was run."""
+    rows = [
+        line for line in (ROOT / "docs" / "versions.md").read_text().splitlines() if line.startswith("| 2.")
+    ]
+    assert {row.split("|")[1].strip() for row in rows} >= set(versions.TESTED)
