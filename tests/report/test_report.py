@@ -204,6 +204,7 @@ REPORT_KEYS = [
     "seconds",
     "reproduce",
     "findings",
+    "tables",
 ]
 FINDING_KEYS = [
     "check",
@@ -216,6 +217,7 @@ FINDING_KEYS = [
     "counted",
     "diagnoses",
     "facts",
+    "tables",
 ]
 MISMATCH_KEYS = ["entry", "analytic", "numeric", "bound", "allowed", "note", "row", "column", "error"]
 DIAGNOSIS_KEYS = ["rule", "evidence", "look", "confidence", "tested", "sure"]

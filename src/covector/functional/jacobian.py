@@ -72,8 +72,9 @@ def jacobian(
 
 
 def _warn_without_graph(call: Call, outputs: Sequence[Tensor]) -> None:
-    """Zeros are what torch gives; they are seldom what was meant."""
-    if outputs and not any(output.requires_grad for output in outputs):
+    """Zeros are what torch gives; of numbers that are not integers they are seldom what was meant."""
+    could = [output for output in outputs if output.is_floating_point() or output.is_complex()]
+    if could and not any(output.requires_grad for output in could):
         warn(
             f"{call.caller}: no output has a graph, so the Jacobian is zero. The function does not use its "
             "input, or takes it out of the graph: look for detach(), .data, .item(), torch.tensor(...) or "

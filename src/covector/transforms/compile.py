@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from covector.errors import (
     ArgumentValueError,
     Caller,
     CompileWarning,
+    ForwardModeWarning,
     UntraceableError,
     warn,
 )
@@ -259,8 +261,10 @@ class Compiled:
         made: dict[str, tuple[Program, Run]] = {}
         for mode in ("reverse", "forward"):
             try:
-                made[mode] = self._made(call, by_mode(mode))
-            except (RuntimeError, NotImplementedError):  # the mode does not do, or nothing does
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", ForwardModeWarning)  # torch lacks a rule
+                    made[mode] = self._made(call, by_mode(mode))
+            except (RuntimeError, ForwardModeWarning):  # the mode does not do, or nothing does
                 continue
         if len(made) < 2:
             return "", self._made(call, self.__wrapped__)
