@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from covector._chart import Chart, Repeated, real_dtype
-from covector._engine import forward, levels, messages, reverse
+from covector._engine import forward, levels, messages, reverse, scopes
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import tracing
 from covector._engine.constants import without_zeros
 from covector._engine.watch import always_recording
+from covector._images import Gathered, Pace, Steady, Tensors, joined, released
 from covector._tree import Arguments, Evaluation
 from covector.errors import (
     BatchingWarning,
@@ -33,8 +33,6 @@ from covector.errors import (
     first_sentence,
     warn,
 )
-
-Tensors = list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class LinearMap:
             return self._apply_chunk(stacks, randomness)
         size = max(1, chunk_size)
         spans = [slice(start, start + size) for start in range(0, count, size)]
-        return _joined([self._apply_chunk([stack[span] for stack in stacks], randomness) for span in spans])
+        return joined([self._apply_chunk([stack[span] for stack in stacks], randomness) for span in spans])
 
     def matrix(
         self,
@@ -105,7 +103,7 @@ class LinearMap:
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         images = batched(self.apply, stacks, randomness)
         # With a dual level open everything is recorded, for the sake of tangents that there may be.
-        return _released(images) if levels.dual_level_open() else images
+        return released(images) if levels.dual_level_open() else images
 
     def _looped(self, stacks: Tensors, randomness: str) -> Tensors:
         return looped(self.apply, stacks)
@@ -146,79 +144,6 @@ class LinearMap:
         )
 
 
-class Pace(Protocol):
-    """Decides how many directions are applied at once."""
-
-    def next(self, left: int) -> int:
-        """How many of the directions that are left to take now."""
-
-    def step(self, count: int) -> AbstractContextManager[Any]:
-        """What to be inside of while that many directions are applied."""
-
-
-class Steady(NamedTuple):
-    """The same number of directions each time."""
-
-    size: int
-
-    def next(self, left: int) -> int:
-        """As many as asked for, while there are that many."""
-        return min(self.size, left)
-
-    def step(self, count: int) -> AbstractContextManager[Any]:
-        """Nothing to do."""
-        return nullcontext()
-
-
-class Gathered:
-    """The images of all directions, as they come chunk by chunk.
-
-    They are written into one tensor that is made at the first chunk, so that no moment needs both the
-    chunks and the whole; where somebody differentiates or batches the result, they are joined at the end.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._chunks: list[Tensors] = []
-        self._whole: Tensors | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether there was a chunk."""
-        return bool(self._chunks) or self._whole is not None
-
-    def add(self, start: int, images: Tensors) -> None:
-        """Take the images of the directions from `start` on."""
-        if not self.any and self._may_write(images):
-            self._whole = [image.new_empty((self._count, *image.shape[1:])) for image in images]
-        if self._whole is None:
-            self._chunks.append(images)
-        else:
-            for whole, image in zip(self._whole, images, strict=True):
-                whole[start : start + image.shape[0]] = image
-
-    def _may_write(self, images: Tensors) -> bool:
-        size = images[0].shape[0] if images else self._count
-        if size >= self._count or levels.active() or levels.dual_level_open():
-            return False
-        return not any(image.requires_grad or image.layout is not torch.strided for image in images)
-
-    def whole(self) -> Tensors:
-        """All of them, stacked along the first axis."""
-        return self._whole if self._whole is not None else _joined(self._chunks)
-
-
-def _released(images: Tensors) -> Tensors:
-    """Images without graphs that lead nowhere, once no transform is left that could need them."""
-    return images if levels.active() else [reverse.released(image) for image in images]
-
-
-def _joined(chunks: list[Tensors]) -> Tensors:
-    if len(chunks) == 1:
-        return chunks[0]
-    return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
-
-
 class Pullback(LinearMap):
     """v -> J^T v by reverse mode, through the graph of one run."""
 
@@ -229,7 +154,7 @@ class Pullback(LinearMap):
         caller: Caller,
         run: reverse.Run,
         arguments: Arguments,
-        at_top: type[reverse.PlainScope] = reverse.PlainScope,
+        at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
         self._recording = reverse.record(run, arguments.leaves, arguments.chosen, at_top)
@@ -324,7 +249,7 @@ class Pushforward(LinearMap):
     def _settled(self, pushed: forward.Pushed) -> Tensors:
         """What was pushed forward, batched where a primal is."""
         if not levels.active():
-            return _released(pushed.filled())
+            return released(pushed.filled())
         primals = self._arguments.primals()
         return [levels.in_batches_of(image, primals) for image in pushed.filled()]
 
@@ -341,7 +266,7 @@ class Pushforward(LinearMap):
                 self._without_rule(error)
             else:
                 if not self._tangent_lost(pushed):
-                    return _released(images)
+                    return released(images)
         assert self._other is not None
         return batched(self._other, stacks, randomness)
 
@@ -455,7 +380,7 @@ class Linearized(LinearMap):
         caller: Caller,
         run: reverse.Run,
         arguments: Arguments,
-        at_top: type[reverse.PlainScope] = reverse.PlainScope,
+        at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
         try:
@@ -519,7 +444,7 @@ def _linearize(
     run: reverse.Run,
     arguments: Arguments,
     setting: AbstractContextManager[None],
-    at_top: type[reverse.PlainScope] = reverse.PlainScope,
+    at_top: type[scopes.PlainScope] = scopes.PlainScope,
 ) -> reverse.Linearization:
     with setting:
         return reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import captured, graph, levels
-from covector._engine.reverse import PlainScope, Recording, lasting, resumed
+from covector._engine.reverse import Recording, resumed
+from covector._engine.scopes import PlainScope, lasting
 from covector._tree import Evaluation
 
 

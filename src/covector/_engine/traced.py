@@ -20,7 +20,7 @@ from covector._tree import Evaluation
 
 
 class TracedScope:
-    """Reverse mode on a nesting level, as `reverse.LevelScope`, in steps that dynamo knows."""
+    """Reverse mode on a nesting level, as `scopes.LevelScope`, in steps that dynamo knows."""
 
     dead_end = once = custom = singly = shared = False
 

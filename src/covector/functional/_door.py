@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from covector._engine import levels, reverse
+from covector._engine import levels, reverse, scopes
 from covector._engine.compiled import tracing
 from covector._tree import LEAF, Arguments, Evaluation, flatten, select_all
 from covector.errors import (
@@ -37,9 +37,9 @@ class Call(NamedTuple):
         """Inside, results are recorded if that was asked for, and not otherwise."""
         return levels.GradMode(enabled=self.create_graph)
 
-    def scope(self) -> type[reverse.PlainScope]:
+    def scope(self) -> type[scopes.PlainScope]:
         """How results are connected to graphs at top level."""
-        return reverse.OpenScope if self.create_graph else reverse.PlainScope
+        return scopes.OpenScope if self.create_graph else scopes.PlainScope
 
     def arguments(self) -> Arguments:
         """The inputs as linear maps take them."""
@@ -49,7 +49,7 @@ class Call(NamedTuple):
         """Results as the caller may have them: without a graph, unless that was asked for."""
         if self.create_graph:
             return tuple(tensors)
-        return tuple([reverse.detached(t) if t.requires_grad else t for t in tensors])
+        return tuple([scopes.detached(t) if t.requires_grad else t for t in tensors])
 
     def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Results arranged as the inputs were given: a tensor or a tuple."""

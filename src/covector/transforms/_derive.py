@@ -17,7 +17,8 @@ from covector._engine import levels
 from covector._engine.compiled import tracing, without_values
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.reverse import Run
-from covector._linear import LinearMap, NoForwardRule, Pace, Pullback, Pushforward
+from covector._images import Pace
+from covector._linear import LinearMap, NoForwardRule, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import eager_alone, outside_graphs
-from covector._engine.reverse import LastingScope
+from covector._engine.scopes import LastingScope
 from covector._engine.watch import always_recording
 from covector._linear import Linearized
 from covector._tree import flatten, select_all, unflatten

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covector._engine import levels, short
 from covector._engine.compiled import eager_alone, outside_graphs
-from covector._engine.reverse import LastingScope
+from covector._engine.scopes import LastingScope
 from covector._engine.short import ShortRun
 from covector._linear import Pullback
 from covector._tree import Arguments, select_all

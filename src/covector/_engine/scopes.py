@@ -1,0 +1,303 @@
+"""Scopes: where a function is recorded for reverse mode, and how tensors get in and out.
+
+At top level that is plain autograd on leaves of our own; inside another transform it is a nesting level; in
+code that dynamo traces, a level in steps that it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from covector._engine import graph, levels
+from covector._engine.compiled import tracing
+from covector._engine.traced import TracedScope
+
+
+def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
+    """The tensor without its reverse-mode history; an outer forward mode still sees its tangent."""
+    if tracing():
+        return tensor.detach()
+    if forward_ad._current_level >= 0:
+        tangent = levels.tangent_of(tensor)
+        if tangent is not None:
+            if not (keep_graph_of_tangent and graph.leads_outside(tangent)):
+                tangent = tangent.detach()
+            return forward_ad.make_dual(forward_ad.unpack_dual(tensor).primal.detach(), tangent)
+    return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
+
+
+class PlainScope:
+    """Reverse mode with no nesting level, on detached leaves."""
+
+    __slots__ = (
+        "_connected",
+        "_eager",
+        "_leaves",
+        "_linked",
+        "custom",
+        "dead_end",
+        "once",
+        "shared",
+        "since",
+        "singly",
+    )
+
+    def __init__(self) -> None:
+        self.since, self.shared = lasting(), False
+        self._connected = torch.is_grad_enabled()
+        self._linked = False
+        self.dead_end = self.once = self.custom = self.singly = False
+        self._leaves: list[Tensor] = []
+
+    @classmethod
+    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
+        """The scope of a run that is over, in which these were the leaves to differentiate by."""
+        scope = cls()
+        scope._leaves, scope._connected, scope.shared = leaves, connected, shared
+        return scope
+
+    def __enter__(self) -> Self:
+        self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
+        torch._C._set_grad_enabled(True)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.shared = lasting() != self.since
+        for leaf in self._leaves:
+            graph.close_leaf(leaf)
+        torch._C._set_grad_enabled(self._connected)
+        if self._eager is not None:
+            self._eager.__exit__(*exception)
+
+    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
+        inner = list(leaves)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                inner[index] = self._stand_in(leaf)
+        for index in chosen:
+            tensor = inner[index]
+            # Connected to the caller's graph already: a new node of that graph is enough.
+            if tensor.requires_grad:
+                inner[index] = _alias(tensor)
+            else:
+                self._leaves.append(graph.open_leaf(tensor))
+        return inner
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if self._connected and tensor.requires_grad:
+            self._linked = True
+            return tensor
+        if forward_ad._current_level < 0 and not tensor.is_inference():
+            return tensor.detach()
+        return detached(tensor, keep_graph_of_tangent=self._connected)
+
+    def track(self, tensor: Tensor) -> Tensor:
+        """This new tensor as a leaf to differentiate by."""
+        self._leaves.append(graph.open_leaf(tensor))
+        return tensor
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Whether somebody could differentiate what a pull computes."""
+        if forward_ad._current_level >= 0:
+            # Backward formulas take short cuts through saved results when nothing is recorded, and
+            # those have no tangents.
+            return True
+        if not torch.is_grad_enabled():
+            return False
+        if self._linked:
+            return True
+        for cotangent in cotangents:
+            if cotangent.requires_grad:
+                return True
+        return levels.recording()
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it: without a graph if the caller records none."""
+        if not output.requires_grad:
+            return output
+        found = graph.survey(output)
+        if found is not graph.NOWHERE:
+            self._note(found)
+            # A pull may be asked for where grad mode is on again.
+            self._linked = self._linked or found.outside
+            if self._connected and found.outside:
+                return output
+        return detached(output, keep_graph_of_tangent=self._connected)
+
+    def _note(self, found: graph.Survey) -> None:
+        """Keep what the pulls that follow have to know."""
+        self.dead_end = self.dead_end or found.dead_end
+        self.once = self.once or found.once
+        self.custom = self.custom or found.custom
+        self.singly = self.singly or found.singly
+
+    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+        """What was pulled back from outputs to a variable (`related`), as the caller may have it."""
+        return self.close(pulled)
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor with its graph only if that leads to something of the caller's."""
+        if not tensor.requires_grad or levels.active() or not self._leaves:
+            return tensor  # without leaves of our own, there is nothing inside to lead to
+        if graph.leads_outside(tensor):
+            return tensor
+        return detached(tensor, keep_graph_of_tangent=self._connected)
+
+
+class OpenScope(PlainScope):
+    """Reverse mode whose results keep their graph, also where that leads to leaves of ours alone.
+
+    To be entered with grad mode on.
+    """
+
+    __slots__ = ()
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        return detached(tensor) if tensor.is_inference() else super()._stand_in(tensor)
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Always: the graph was asked for."""
+        return True
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it: as it is."""
+        self._note(graph.survey(output))
+        return output
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is."""
+        return tensor
+
+
+# How many pullbacks were handed out, to live as long as the caller likes. The graph of a run in which that
+# happened is shared with them, so it must not be freed.
+_lasting = 0
+
+
+def lasting() -> int:
+    """A number that grows with every pullback that is handed out."""
+    return _lasting
+
+
+def _count_pullback() -> None:
+    global _lasting
+    _lasting += 1
+
+
+class LastingScope(PlainScope):
+    """Reverse mode whose pullback is handed out.
+
+    It may be asked where grad mode is on again, and when the run that it was made in is over.
+    """
+
+    __slots__ = ()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _count_pullback()
+
+    @classmethod
+    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
+        """The scope of a run that is over, in which these were the leaves to differentiate by."""
+        _count_pullback()
+        return super().after(leaves, connected=connected, shared=shared)
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and not tensor.is_inference():
+            self._linked = True
+            return tensor
+        return super()._stand_in(tensor)
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor with its graph only if that leads to something of the caller's."""
+        return tensor if levels.active() else released(tensor)
+
+
+def released(tensor: Tensor) -> Tensor:
+    """The tensor, without its graph if that leads to leaves of runs that are over and nowhere else."""
+    if not tensor.requires_grad or graph.leads_outside(tensor):
+        return tensor
+    return detached(tensor, keep_graph_of_tangent=torch.is_grad_enabled())
+
+
+class LevelScope:
+    """Reverse mode on a nesting level, inside another transform."""
+
+    __slots__ = (
+        "_eager",
+        "_grad_enabled",
+        "_level",
+        "custom",
+        "dead_end",
+        "once",
+        "shared",
+        "since",
+        "singly",
+    )
+
+    def __enter__(self) -> Self:
+        self.since, self.shared = lasting(), False
+        self._eager = levels.EagerTensors().__enter__()
+        self._level = levels.GradLevel().__enter__()
+        self.dead_end = self.once = self.custom = self.singly = False
+        self._grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.shared = lasting() != self.since
+        torch._C._set_grad_enabled(self._grad_enabled)
+        self._level.__exit__(*exception)
+        self._eager.__exit__(*exception)
+
+    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
+        number = self._level.number
+        inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for index in chosen:
+            self._level.variable(inner[index])
+        return inner
+
+    def track(self, tensor: Tensor) -> Tensor:
+        """This new tensor as a leaf to differentiate by."""
+        return self._level.variable(levels.wrap(tensor, self._level.number))
+
+    def must_record(self, cotangents: Sequence[Tensor]) -> bool:
+        """Whether somebody could differentiate what a pull computes."""
+        return torch.is_grad_enabled() or levels.dual_level_open()
+
+    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+        """What was pulled back, as the caller may have it: batched where the variable or an output is."""
+        return levels.in_batches_of(self.close(pulled), related)
+
+    def close(self, tensor: Tensor) -> Tensor:
+        """The tensor as the caller may have it, once the level is left."""
+        return levels.unwrap_if_dead(tensor)
+
+    def hand_out(self, output: Tensor) -> Tensor:
+        """An output as the caller may have it."""
+        found = graph.survey(output)
+        self.dead_end = self.dead_end or found.dead_end
+        self.custom = self.custom or found.custom
+        self.singly = self.singly or found.singly
+        return levels.unwrap_if_dead(output)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Another node of the graph with the same value."""
+    return tensor.view_as(tensor) if tensor.layout is torch.strided else tensor.clone()
+
+
+Scope: TypeAlias = PlainScope | LevelScope | TracedScope
+
+
+def scope_here(at_top: type[PlainScope] = PlainScope) -> Scope:
+    if tracing():
+        return TracedScope()
+    return LevelScope() if levels.active() else at_top()
