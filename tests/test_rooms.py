@@ -327,7 +327,8 @@ def test_import_does_not_load_the_checks():
         "import covector, sys; print(*sorted({m.split('.')[1] for m in sys.modules if m[:9] == 'covector.'}))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["_chart", "_engine", "_images", "_lazy", "_linear", "_tree", "errors", "transforms"]
+    rooms = ["_chart", "_engine", "_images", "_lazy", "_linear", "_tree", "errors", "transforms"]
+    assert run.stdout.split() == rooms
 
 
 def test_functional_list():
