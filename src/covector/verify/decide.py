@@ -71,9 +71,9 @@ class _Decision:
         if suspects.look.groups.shape[1] == 1:
             columns, steps = suspects.look.groups[:, 0], suspects.steps[:, 0]
             return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
-        if not suspects.look.shared:
-            return self._owners_explain(suspects)
-        if not suspects.steady or self._examiner.hides(suspects):
+        if not suspects.look.shared and self._owners_explain(suspects):
+            return True
+        if self._record.failed or not suspects.steady or self._examiner.hides(suspects):
             return False
         return self._few_columns_explain(suspects)
 
@@ -111,7 +111,7 @@ class _Decision:
         off = self._off(look.moves(suspects.steps), suspects.differences)
         while True:
             column = self._right_column(suspects, off)
-            if column is None:
+            if column is None or not look.shared:
                 return False
             moves = np.where(np.arange(look.size) == column, look.moves(suspects.steps), 0.0)
             before, off = off, off - self._off(moves, self._numeric.differences(moves))
