@@ -73,6 +73,7 @@ def check(
     probes: int | None = None,
     max_entries: int | None = None,
     masked: bool = False,
+    taylor: bool = False,
     seed: int = 0,
     max_memory: int | str | None = None,
 ) -> Report:
@@ -108,6 +109,8 @@ def check(
             sample of them.
         masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every
             element is, and the function gets inputs that specify all of them (see docs/sparse.md).
+        taylor: also measure with which order the Taylor remainder along a random direction falls: 2 with a
+            right derivative, 3 with the second derivative too. A second opinion, in which no step is chosen.
         seed: of everything random here.
         max_memory: what a batch of evaluations may take beside what one run takes: bytes, or a string
             such as "500MB"; 100 MB if left out.
@@ -140,6 +143,7 @@ def check(
         dtypes=check_grad_dtypes,
         batched=check_batched_grad,
         batched_forward=check_batched_forward_grad,
+        taylor=bool(taylor),
     )
     checked("check", options)
     caller = caller_of("check", func)
@@ -390,6 +394,7 @@ def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Repo
         "" if checked.right else code(call, options, by_name=problem.closes_over),
         run.raised,
         Source(run, partial(unchanged, call.function)),
+        (run.taylor.table(),) if options.taylor and run.taylor.rates else (),
     )
 
 

@@ -42,7 +42,7 @@ def page(report: Report, *, of: str = "", index: str = "") -> str:
             _findings(report),
             _worst(report),
             _tables(report),
-            "" if report.tables else _jacobians(figures, excuse),
+            "" if report.tables and report.source is None else _jacobians(figures, excuse),
             _scans(figures),
             _reproduction(report),
             "</main>",

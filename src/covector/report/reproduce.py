@@ -60,7 +60,11 @@ _KEYWORDS: dict[str, tuple[tuple[str, Callable[[Options], Any]], ...]] = {
         ("kinks", lambda o: o.tol.kinks),
         ("masked", lambda o: o.masked),
         *(
-            (("probes", lambda o: o.probes), ("max_entries", lambda o: o.max_entries))
+            (
+                ("probes", lambda o: o.probes),
+                ("max_entries", lambda o: o.max_entries),
+                ("taylor", lambda o: o.taylor),
+            )
             if verb == "check"
             else ()
         ),

@@ -21,6 +21,7 @@ from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
 from covector.verify.reentrancy import determinism
 from covector.verify.run import CheckRun
+from covector.verify.taylor import forward_remainder, reverse_remainder
 from covector.verify.vectors import Cotangent, normal, weights
 
 
@@ -337,6 +338,8 @@ CHECKS = (
     Check("linearity", _REVERSE, linearity),
     Check("undefined cotangents", _REVERSE, undefined_cotangents, lambda run: run.options.undefined),
     Check("unspecified cotangents", _REVERSE, unspecified_cotangents, _unmasked),
+    Check("Taylor remainder", _REVERSE, reverse_remainder, lambda run: run.options.taylor),
+    Check("Taylor remainder, forward mode", _FORWARD, forward_remainder, lambda run: run.options.taylor),
     Check("undefined tangents", _FORWARD, undefined_tangents, lambda run: run.options.undefined),
     Check("batched gradients", _REVERSE, batched_reverse, lambda run: run.options.batched),
     Check("batched forward gradients", _FORWARD, batched_forward, lambda run: run.options.batched_forward),

@@ -18,6 +18,7 @@ from covector.verify.numeric import Numeric
 from covector.verify.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
+from covector.verify.taylor import Taylor
 from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import Variety, weights
 
@@ -39,6 +40,7 @@ class Options(NamedTuple):
     batched_forward: bool = False
     seed: int = 0
     max_memory: int | None = None
+    taylor: bool = False
     brief: bool = False
     """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
 
@@ -74,6 +76,11 @@ class CheckRun:
     def forward(self) -> ForwardMap:
         """The derivative by forward mode."""
         return ForwardMap(self.problem, self.options.seed, self.variety)
+
+    @lazy
+    def taylor(self) -> Taylor:
+        """The function along a random direction."""
+        return Taylor(self.numeric, self.options.seed)
 
     @lazy
     def custom(self) -> bool:
