@@ -39,9 +39,13 @@ def dense(x: Tensor) -> Tensor:
 
 
 def multiplied(
-    side: str, template: Tensor, fault: Callable[[Tensor, complex], Tensor], factor: complex
+    side: str, template: Tensor, fault: Callable[[Tensor, complex], Tensor], factor: complex, masked: bool
 ) -> Callable[[Tensor], Tensor]:
-    """X -> factor x, sparse on some sides, with a backward that has a fault."""
+    """X -> factor x, sparse on some sides, with a backward that has a fault.
+
+    Without a mask, the gradient for a sparse input specifies every element.
+    """
+    everywhere = Pattern.full(template)
     known = [pattern_of(template)]  # finding out where the values stand takes longer than the rest
 
     def pattern_here(x: Tensor) -> Pattern:
@@ -63,7 +67,8 @@ def multiplied(
         def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
             if g is None:
                 return None
-            values = fault(dense(g).reshape(-1)[ctx.pattern.positions], factor)
-            return ctx.pattern.build(values).to_dense() if side == "out" else ctx.pattern.build(values)
+            pattern = ctx.pattern if masked or side == "out" else everywhere
+            gradient = pattern.build(fault(dense(g).reshape(-1)[pattern.positions], factor))
+            return gradient.to_dense() if side == "out" else gradient
 
     return Multiplied.apply

@@ -107,8 +107,9 @@ def check(
             more runs than torch takes: one for a single tensor, two for more.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
-        masked: of a sparse tensor only the elements that it specifies are looked at; otherwise every
-            element is, and the function gets inputs that specify all of them (see docs/sparse.md).
+        masked: of a sparse tensor only the elements that it specifies are variables, and gradients have to
+            be zero elsewhere; otherwise every element is, and differences are taken with inputs that specify
+            all of them (see docs/sparse.md).
         taylor: also measure with which order the Taylor remainder along a random direction falls: 2 with a
             right derivative, 3 with the second derivative too. A second opinion, in which no step is chosen.
         seed: of everything random here.

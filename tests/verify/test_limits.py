@@ -105,12 +105,6 @@ def test_a_function_that_knows_the_very_tensor_of_the_caller(fast: bool) -> None
     assert passes(lambda x: too_much(x.sin(), 2.0 if id(x) in known else 1.0), x, fast_mode=fast)
 
 
-def test_without_a_mask_a_gradient_that_is_masked_passes() -> None:
-    """The function is given an input that specifies every element, so that nothing is masked."""
-    x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64).to_sparse_csr().requires_grad_()
-    assert passes(lambda x: x.to_dense(masked_grad=True), x, masked=False)
-
-
 # What can be accused, or stays undecided
 
 

@@ -29,6 +29,7 @@ from covector._chart.layouts import overlaps as overlaps
 from covector._chart.layouts import real_dtype as real_dtype
 from covector._chart.layouts import same_numbers as same_numbers
 from covector._chart.layouts import values_of as values_of
+from covector._chart.place import Beyond as Beyond
 from covector._chart.place import Place as Place
 from covector._chart.sparse import Pattern as Pattern
 from covector._chart.sparse import SparsePlace as SparsePlace

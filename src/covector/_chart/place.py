@@ -21,6 +21,15 @@ class Flaw(NamedTuple):
     tolerable: bool = False
 
 
+class Beyond(NamedTuple):
+    """What a gradient says about an element that its input leaves out."""
+
+    where: str
+    size: float
+    largest: float
+    """Of all numbers of the gradient."""
+
+
 def index(position: int, shape: Sequence[int]) -> str:
     index = []
     for size in reversed(shape):
@@ -119,6 +128,10 @@ class Place(NamedTuple):
         memory = torch.empty(begin + max(reach, 0), dtype=tensor.dtype, device=tensor.device)
         return memory.as_strided(tensor.shape, tensor.stride(), begin).copy_(tensor).detach()
 
+    def filled(self, tensor: Tensor) -> Tensor | None:
+        """A strided tensor specifies every element."""
+        return None
+
     def halved(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """One tensor made twice; they differ only where a tensor can leave elements out."""
         tensor = self.from_real(coordinates)
@@ -143,3 +156,7 @@ class Place(NamedTuple):
     def unspecified(self, gradient: Tensor) -> list[int]:
         """The coordinates of which a gradient says nothing."""
         return []
+
+    def beyond(self, gradient: Tensor) -> Beyond | None:
+        """A strided tensor leaves out no element that a gradient could speak of."""
+        return None

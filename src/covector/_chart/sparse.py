@@ -21,7 +21,7 @@ from covector._chart.layouts import (
     is_strided,
     values_of,
 )
-from covector._chart.place import Flaw, index
+from covector._chart.place import Beyond, Flaw, index
 from covector._engine.messages import is_unsorted
 from covector._lazy import lazy
 
@@ -211,8 +211,16 @@ class SparsePlace:
         return values_of(tensor).clone() if self.dtype.is_complex else values_of(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """A copy; if not masked, one that specifies every element."""
-        return self.pattern.build(self.values(tensor.detach()).clone())
+        """A copy, which specifies the same elements."""
+        tensor = tensor.detach()
+        return Pattern.of(tensor).build(values_of(tensor).clone())
+
+    def filled(self, tensor: Tensor) -> Tensor | None:
+        """A copy that specifies every element that has coordinates; None if the tensor does."""
+        tensor = tensor.detach()
+        if self.masked or self.pattern.fits(tensor):
+            return None
+        return self.pattern.build(self._read(tensor).clone())
 
     def halved(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """One tensor made twice: every other element is zero, and there is specified or is not."""
@@ -255,18 +263,18 @@ class SparsePlace:
                 return Flaw(f"has {word} {got}, expected {expected}")
         if gradient.layout is torch.strided:
             return Flaw(f"has layout torch.strided, expected {self.layout}", tolerable=True)
-        beyond = self._beyond(gradient) if self.masked else None
-        if beyond is not None:
-            what = f"specifies {index(beyond, self.shape)}, which is not specified in the input"
-            return Flaw(f"goes beyond the mask: it {what}", tolerable=True)
         return None
 
-    def _beyond(self, gradient: Tensor) -> int | None:
-        """The position of an element that a gradient specifies and the pattern does not."""
-        if self.pattern.fits(gradient):
+    def beyond(self, gradient: Tensor) -> Beyond | None:
+        """The largest number of a gradient at an element that the tensor leaves out; None without a mask."""
+        if not self.masked or self.pattern.fits(gradient):
             return None
-        found = self.pattern.outside(_specified(gradient))
-        return int(found[0]) if found.numel() else None
+        sizes = dense(gradient.detach()).reshape(-1).abs()
+        if sizes.numel() == 0:
+            return None
+        outside = sizes.index_fill(0, self.positions, 0)
+        position = int(outside.argmax())
+        return Beyond(index(position, self.shape), float(outside[position]), float(sizes.max()))
 
     def unspecified(self, gradient: Tensor) -> list[int]:
         """The coordinates of which a gradient says nothing, though they are elements of the tensor."""

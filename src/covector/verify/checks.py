@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Sampled, ShapeChange
+from covector._chart import Beyond, Sampled, ShapeChange
 from covector._engine import graph
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError, UnsupportedError, first_sentence
@@ -115,6 +115,14 @@ def gradient_kind(run: CheckRun) -> Finding:
             ):
                 return failed(name, what)
             remarks.append(what)
+        if (beyond := place.beyond(value)) is not None and not _negligible(run, beyond):
+            name_of = run.problem.input_names[index]
+            return failed(
+                name,
+                f"the gradient for {name_of} goes beyond the mask: it is {beyond.size:.4g} in size at "
+                f"{beyond.where}, which {name_of} does not specify",
+                "With a mask, only what is specified is a variable: mask the gradient, or pass masked=False.",
+            )
         if (missing := place.unspecified(value)) and (where := _lacking(run, missing)):
             return failed(
                 name,
@@ -123,6 +131,11 @@ def gradient_kind(run: CheckRun) -> Finding:
                 "Without a mask every element is a variable: give the gradient of each, or pass masked=True.",
             )
     return Finding(name, Outcome.PASSED, "; ".join(remarks)) if remarks else passed(name)
+
+
+def _negligible(run: CheckRun, beyond: Beyond) -> bool:
+    """Whether what a gradient says beyond the mask is zero, to the tolerance and its rounding error."""
+    return not beyond.size > run.options.tol.atol + 16 * run.problem.rounding * beyond.largest
 
 
 def _lacking(run: CheckRun, missing: list[int]) -> str | None:

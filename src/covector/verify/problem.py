@@ -7,6 +7,7 @@ then the caller's own tensors are the leaves, which are put back whatever happen
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -102,7 +103,8 @@ class Problem:
             self._others = list(arguments.leaves)
             self._record()
         self._take()
-        self._held = [values_of(variable.data) for variable in self.variables]
+        self._moved = self._leaves_to_move(whole)
+        self._held = [values_of(leaf.data) for leaf in self._moved]
         self._arrays = self._as_arrays()
         self._home = [numbers.clone() for numbers in self._held] if self._arrays is None else []
 
@@ -111,6 +113,15 @@ class Problem:
         known = [] if self._first is None else self._first.variables
         rest = zip(whole.places[len(known) :], self.originals[len(known) :], strict=True)
         return known[: len(self.originals)] + [like(tensor, place.stand_in(tensor)) for place, tensor in rest]
+
+    def _leaves_to_move(self, whole: Chart) -> list[Tensor]:
+        """The leaves that differences move: those of graphs, or what specifies every element instead."""
+        moved = list(self.variables)
+        for index, (place, original) in enumerate(zip(whole.places, self.originals, strict=True)):
+            if (filled := place.filled(original)) is not None:
+                leaf = like(original, filled)
+                moved[index] = leaf if moved[index].is_leaf else leaf.clone()
+        return moved
 
     def _record_or_close_over(self) -> bool:
         """Run the function with its graph; whether it has to see the caller's own tensors."""
@@ -159,8 +170,18 @@ class Problem:
         self.graph_outputs: list[Tensor] = [leaves[i] for i in self.kept]
         whole = Chart.around(self.graph_outputs, masked=self.masked, is_output=True)
         self.outputs = sampled(whole, self._most, None, self._seed)
-        self.value: np.ndarray = self.outputs.coordinates(self.graph_outputs).numpy().copy()
+        self._recorded: np.ndarray = self.outputs.coordinates(self.graph_outputs).numpy().copy()
         self._kinds = _kinds(leaves)
+
+    @lazy
+    def value(self) -> np.ndarray:
+        """The outputs at the point, for what differences are taken of."""
+        return self.evaluate() if self._fills else self._recorded
+
+    @property
+    def _fills(self) -> bool:
+        """Whether differences are taken with more elements specified than the caller's tensors do."""
+        return any(map(operator.is_not, self._moved, self.variables))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -267,7 +288,8 @@ class Problem:
         leaves, _ = flatten(self.call(primals))
         if (kinds := _kinds(leaves)) != self._kinds:
             got, expected = (", ".join(map(_described, some)) or "nothing" for some in (kinds, self._kinds))
-            raise ShapeChange(f"the function returns {got} at a nearby point, instead of {expected}")
+            where = "where every element is specified" if self._fills else "at a nearby point"
+            raise ShapeChange(f"the function returns {got} {where}, instead of {expected}")
         return [leaves[i] for i in self.kept]
 
     def evaluate(self, point: np.ndarray | None = None) -> np.ndarray:
@@ -277,7 +299,7 @@ class Problem:
                 self._move(point)
             with GradMode(enabled=True):
                 # A copy: an output may be a view of an input, which is moved back.
-                return self.outputs.coordinates(self.outputs_of(self.variables)).numpy().copy()
+                return self.outputs.coordinates(self.outputs_of(self._moved)).numpy().copy()
         finally:
             if point is not None:
                 self._move_back()
