@@ -120,6 +120,52 @@ class NoVmap(torch.autograd.Function):
         return g * 2 if g.sum().item() < torch.inf else g
 
 
+class Legacy(torch.autograd.Function):
+    """Without `setup_context`, so that no transform takes it; its backward is another such Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return LegacyBackward.apply(g, *ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0].cos()
+
+
+class LegacyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, x):
+        ctx.save_for_backward(g, x)
+        return g * x.cos()
+
+    @staticmethod
+    def backward(ctx, h):
+        g, x = ctx.saved_tensors
+        return h * x.cos(), -h * g * x.sin()
+
+
+class LegacyWrong(Legacy):
+    """A tangent that is off."""
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 1.01 * tangent * ctx.saved_tensors[0].cos()
+
+
+class LegacyLooks(Legacy):
+    """A tangent that is read as a number cannot be batched."""
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0].cos() if tangent.sum().item() < torch.inf else tangent
+
+
 wide = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
 matrices = (random(2, 3), random(3, 2))
 parameter = random(3)
@@ -128,6 +174,45 @@ parameter = random(3)
 AGREED = {
     "sin": ("gradcheck", torch.sin, random(3), {}, True),
     "sin, all checks": ("gradcheck", torch.sin, (random(3),), wide, True),
+    "legacy, all checks": ("gradcheck", Legacy.apply, random(3), wide, True),
+    "legacy, all checks, fast": ("gradcheck", Legacy.apply, random(3), {**wide, "fast_mode": True}, True),
+    "legacy, second order, batched": (
+        "gradgradcheck",
+        Legacy.apply,
+        random(3),
+        {"check_batched_grad": True},
+        True,
+    ),
+    "legacy, wrong": ("gradcheck", LegacyWrong.apply, random(3), wide, False),
+    "legacy, not batched": ("gradcheck", LegacyLooks.apply, random(3), wide, False),
+    "batch norm in training": (
+        "gradcheck",
+        torch.nn.BatchNorm2d(2).double(),
+        random(2, 2, 2, 2),
+        {"check_forward_ad": True},
+        True,
+    ),
+    "batch norm in training, all checks": (
+        "gradcheck",
+        torch.nn.BatchNorm1d(3).double(),
+        random(4, 3),
+        wide,
+        True,
+    ),
+    "a network with batch norm in training": (
+        "gradcheck",
+        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Tanh()).double(),
+        random(4, 3),
+        wide,
+        True,
+    ),
+    "instance norm that tracks": (
+        "gradcheck",
+        torch.nn.InstanceNorm1d(2, track_running_stats=True).double(),
+        random(2, 2, 3),
+        wide,
+        True,
+    ),
     "sin, all checks, fast": ("gradcheck", torch.sin, (random(3),), {**wide, "fast_mode": True}, True),
     "mm": ("gradcheck", torch.mm, matrices, {}, True),
     "mm, all checks": ("gradcheck", torch.mm, matrices, wide, True),

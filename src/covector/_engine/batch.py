@@ -25,6 +25,21 @@ def batched(apply: Apply, stacks: Sequence[Tensor], randomness: str) -> list[Ten
         return [level.show(result) for result in results]
 
 
+def batched_values(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:
+    """The same by torch's older batching, that of `autograd.grad(is_grads_batched=True)`.
+
+    It batches the operations on these tensors and knows of no transform, so that custom Functions need no
+    `setup_context` and no rule for vmap, and tensors that are not batched may be written to.
+    """
+    level = torch._C._vmapmode_increment_nesting()
+    try:
+        results = apply([torch._add_batch_dim(stack, 0, level) for stack in stacks])
+        size = stacks[0].shape[0]
+        return [torch._remove_batch_dim(result, level, size, 0) for result in results]
+    finally:
+        torch._C._vmapmode_decrement_nesting()
+
+
 def looped(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:
     """Apply to every slice along the first axis in turn."""
     results = [apply(list(slices)) for slices in zip(*(s.unbind() for s in stacks), strict=True)]

@@ -53,6 +53,10 @@ NEEDED = (
     "torch._functorch.eager_transforms._create_differentiable",
     "torch._functorch.eager_transforms.jvp_increment_nesting",
     "torch._functorch.vmap.lazy_load_decompositions",
+    "torch._C._vmapmode_decrement_nesting",
+    "torch._C._vmapmode_increment_nesting",
+    "torch._add_batch_dim",
+    "torch._remove_batch_dim",
     # modes, and forward mode without a level
     "torch._C._enter_dual_level",
     "torch._C._exit_dual_level",

@@ -271,10 +271,10 @@ class ForwardMap(_QuietMap):
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:
         """J u, zeros where an output has no tangent."""
-        return self.push(range(len(direction)), direction)
+        return [tangent.detach() for tangent in self.push(range(len(direction)), direction)]
 
     def push(self, chosen: Sequence[int], tangents: list[Tensor]) -> list[Tensor]:
-        """The same with tangents for some of the inputs only."""
+        """The same with tangents for some of the inputs only, as the function gave it."""
         problem = self.problem
         if problem.closes_over:
             raise UnsupportedError(
@@ -306,7 +306,7 @@ class ForwardMap(_QuietMap):
                 ) from error
             raise UnsupportedError(f"torch has no forward-mode rule for {operation}") from error
         filled = zip(problem.outputs.places, pushed.filled(), strict=True)
-        return [place.strided(tangent.detach()) for place, tangent in filled]
+        return [place.strided(tangent) for place, tangent in filled]
 
     def coordinates(self, pushed: list[Tensor]) -> Tensor:
         """Tangents of the outputs in coordinates."""
