@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from covector import scipy as scipy
     from covector import verify as verify
     from covector.adjoint import check_adjoint
+    from covector.agreement import agree
     from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
     from covector.compat import swap
@@ -47,6 +48,7 @@ __all__ = [
     "GradcheckError",
     "Report",
     "SparsityPattern",
+    "agree",
     "as_function",
     "as_sparse_gradcheck",
     "case",
@@ -87,6 +89,7 @@ _ROOM_OF = {
     "compile": "covector.transforms.compile",
     "Report": "covector.report.report",
     "SparsityPattern": "covector.sparsity.pattern",
+    "agree": "covector.agreement",
     "as_sparse_gradcheck": "covector.verify.sparse",
     "case": "covector.cases",
     "check": "covector.api",

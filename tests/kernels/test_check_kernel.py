@@ -55,6 +55,22 @@ def test_a_large_kernel_is_run_60_times_at_most(size):
     assert abs(report.evaluations - calls["forward"]) <= 4
 
 
+def test_every_mode_of_a_plain_function_is_run():
+    """A mode that never works would be unsupported for everybody, and nobody would know."""
+    report = covector.check_kernel(torch.nn.functional.silu, torch.nn.functional.silu, randn(6, 9))
+    assert {row[1]: row[3] for row in rows(report, "modes")} == {
+        "torch.compile (fullgraph)": "passed",
+        "torch.vmap": "passed",
+        "forward mode": "passed",
+        "torch.func": "passed",
+        "autocast": "passed",
+        "no_grad": "passed",
+        "inference mode": "passed",
+        "activation checkpointing": "passed",
+        "CUDA graphs": "not looked at",
+    }
+
+
 def test_the_inputs_of_the_caller_stay_as_they_are():
     """Values, gradients, layout and the random state; also where a kernel writes and where it raises."""
     x = randn(12, 20).detach()[:, ::2].requires_grad_()

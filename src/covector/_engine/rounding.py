@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
+LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
+EVERY = LOW | {torch.float64, torch.complex128}
 
 # Operations that move numbers and round nothing.
 _EXACT = {
@@ -20,7 +21,7 @@ _EXACT = {
 
 
 class RandomRounding(TorchDispatchMode):
-    """Inside, the result of every operation in low precision is moved by a unit in the last place, or not.
+    """Inside, the result of every operation in these dtypes is moved by a unit in the last place, or not.
 
     This is Monte Carlo arithmetic (D. S. Parker, 1997): the scatter of a few such runs is the size of the
     rounding error of every number that comes out, cancellation included.
@@ -31,8 +32,9 @@ class RandomRounding(TorchDispatchMode):
         """Not to be wrapped for the compiler, which would be loaded for that."""
         return False
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtypes: set[torch.dtype] = LOW) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._dtypes = dtypes
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,25 +45,24 @@ class RandomRounding(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if not schema.is_mutable:
             # A kernel that adds many numbers up rounds in between, as if these were a little different.
-            args = tuple(self._rounded(arg.clone()) if _is_low(arg) else arg for arg in args)
+            args = tuple(self._rounded(arg.clone()) if self._rounds(arg) else arg for arg in args)
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else (result,):
-            if _is_low(value):
+            if self._rounds(value):
                 self._rounded(value)
         return result
+
+    def _rounds(self, value: Any) -> bool:
+        """Whether it is a tensor of these dtypes whose numbers can be changed one by one."""
+        if not isinstance(value, Tensor) or value.dtype not in self._dtypes:
+            return False
+        return value.layout is torch.strided and 0 not in value.stride()
 
     def _rounded(self, value: Tensor) -> Tensor:
         """The tensor, multiplied by 1, or half of the time by the number next to it on either side."""
         drawn = torch.randint(-1, 3, value.shape, generator=self._generator)
         move = torch.where(drawn == 2, 0, drawn).to(value.device, value.dtype)
         return value.mul_(1 + move * torch.finfo(value.dtype).eps)
-
-
-def _is_low(value: Any) -> bool:
-    """Whether it is a tensor in low precision whose numbers can be changed one by one."""
-    if not isinstance(value, Tensor) or value.dtype not in _LOW or value.layout is not torch.strided:
-        return False
-    return 0 not in value.stride()
 
 
 def _is_view(alias: Any) -> bool:

@@ -120,11 +120,11 @@ class Bench:
             ]
         return Truths(
             [
-                _truth(name, golden.outputs[i], eager.outputs[i], [run.outputs[i] for run in runs])
+                truth_or_none(name, golden.outputs[i], eager.outputs[i], [run.outputs[i] for run in runs])
                 for i, name in enumerate(self.output_names)
             ],
             [
-                _truth(
+                truth_or_none(
                     f"grad {name}",
                     golden.gradients[i],
                     eager.gradients[i],
@@ -226,7 +226,8 @@ def _same_kind(a: Any, b: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype is b.dtype
 
 
-def _truth(name: str, golden: Any, eager: Any, runs: list[Any]) -> Truth | None:
+def truth_or_none(name: str, golden: Any, eager: Any, runs: list[Any]) -> Truth | None:
+    """What is true of one output or gradient; None where it has no numbers to be right about."""
     if not is_differentiable(golden):
         return None
     if not is_differentiable(eager) or any(run is None for run in runs):

@@ -37,7 +37,7 @@ def _leaves(bench: Bench) -> list[Any]:
     return variables(bench.leaves, bench.arguments.chosen)
 
 
-def _through(bench: Bench, name: str, function: Call) -> Iterator[Row]:
+def through(bench: Bench, name: str, function: Call) -> Iterator[Row]:
     """Forward and backward of a function made from the kernel, beside the truth."""
     leaves = _leaves(bench)
     with torch.enable_grad():
@@ -46,7 +46,7 @@ def _through(bench: Bench, name: str, function: Call) -> Iterator[Row]:
     yield row_of(name, bench.compared(Run([detached(o) for o in outputs], gradients), bench.truths))
 
 
-def _compiled(bench: Bench, name: str) -> Iterator[Row]:
+def compiled(bench: Bench, name: str) -> Iterator[Row]:
     """Traced as a whole, forward and backward, without generated code: what a compiler relies on."""
     function = bench.kernel.function
 
@@ -55,12 +55,12 @@ def _compiled(bench: Bench, name: str) -> Iterator[Row]:
 
     # torch keeps what it compiled with the code of a function, and only so much of it: this one is new.
     call.__code__ = call.__code__.replace()
-    yield from _through(bench, name, torch.compile(call, fullgraph=True, backend="aot_eager"))
+    yield from through(bench, name, torch.compile(call, fullgraph=True, backend="aot_eager"))
 
 
 def _checkpointed(bench: Bench, name: str) -> Iterator[Row]:
     function = bench.kernel.function
-    yield from _through(
+    yield from through(
         bench, name, lambda *args, **kwargs: checkpoint(function, *args, use_reentrant=False, **kwargs)
     )
 
@@ -85,9 +85,7 @@ def _batched(bench: Bench, name: str) -> Iterator[Row]:
             return
 
 
-def _pushed(
-    subject: Subject, leaves: Sequence[Any], tangents: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+def pushed(subject: Subject, leaves: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The derivative of each output along the tangents, by forward mode."""
     with forward_ad.dual_level():
         duals = [
@@ -105,16 +103,16 @@ def _forward(bench: Bench, name: str) -> Iterator[Row]:
     """Along a random tangent, beside the reference's."""
     drawn = random_like(bench.leaves, bench.settings.seed + 3)
     tangents = [t if i in bench.arguments.chosen else None for i, t in enumerate(drawn)]
-    found = _pushed(bench.kernel, bench.leaves, tangents)
-    golden = _pushed(
+    found = pushed(bench.kernel, bench.leaves, tangents)
+    golden = pushed(
         bench.reference,
         [doubled(x) for x in bench.leaves],
         [None if t is None else doubled(t) for t in tangents],
     )
     generator = torch.Generator().manual_seed(bench.settings.seed)
-    eager = _pushed(bench.reference, bench.leaves, tangents)
+    eager = pushed(bench.reference, bench.leaves, tangents)
     runs = [
-        _pushed(bench.reference, bench.nudged(bench.leaves, generator), tangents) for _ in range(limits.RUNS)
+        pushed(bench.reference, bench.nudged(bench.leaves, generator), tangents) for _ in range(limits.RUNS)
     ]
     compared = []
     for i, output in enumerate(bench.output_names):
@@ -130,12 +128,13 @@ def _forward(bench: Bench, name: str) -> Iterator[Row]:
     yield row_of(name, compared)
 
 
-def _nested(bench: Bench, name: str) -> Iterator[Row]:
+def nested(bench: Bench, name: str) -> Iterator[Row]:
     """On a level of torch's function transforms, as torch.func.grad and ours make when they are nested."""
+    plain = variables(bench.leaves, ())  # on the level, a detached tensor belongs to it
     with torch.enable_grad(), GradLevel() as level:
         leaves = [
-            level.variable(wrap(leaf.detach(), level.number)) if i in bench.arguments.chosen else leaf
-            for i, leaf in enumerate(bench.leaves)
+            level.variable(wrap(leaf, level.number)) if i in bench.arguments.chosen else leaf
+            for i, leaf in enumerate(plain)
         ]
         outputs = bench.kernel(leaves)
         gradients = bench.kernel.pull(outputs, leaves, bench.sample.cotangents)
@@ -180,14 +179,14 @@ def _captured(bench: Bench, name: str) -> Iterator[Row]:
         yield Row(name, Status.SKIPPED, "no input is on a GPU")
         return
     args, _ = bench.arguments.rebuild(_leaves(bench))
-    yield from _through(bench, name, torch.cuda.make_graphed_callables(bench.kernel.function, tuple(args)))
+    yield from through(bench, name, torch.cuda.make_graphed_callables(bench.kernel.function, tuple(args)))
 
 
 MODES: tuple[tuple[str, Callable[[Bench, str], Iterator[Row]]], ...] = (
-    ("torch.compile (fullgraph)", _compiled),
+    ("torch.compile (fullgraph)", compiled),
     ("torch.vmap", _batched),
     ("forward mode", _forward),
-    ("torch.func", _nested),
+    ("torch.func", nested),
     ("autocast", _autocast),
     ("no_grad", _without_grad(torch.no_grad)),
     ("inference mode", _without_grad(torch.inference_mode)),
