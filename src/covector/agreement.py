@@ -301,7 +301,7 @@ def _rows(bench: _Alone, name: str) -> list[Row]:
 
 
 def _within_noise(row: Row) -> Row:
-    """Two results of one function agree if they are no further apart than its noise, up to half its values."""
+    """Two results agree if they are no further apart than the noise, up to half of the values."""
     seen = row.comparison
     if row.status is not Status.INCONCLUSIVE or seen is None:
         return row
