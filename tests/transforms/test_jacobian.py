@@ -256,7 +256,7 @@ def test_functions_that_work_in_place(way, value):
 
 def test_hessians_of_functions_that_work_in_place():
     point = x.clone()
-    for way in WAYS[1:3] + WAYS[4:]:
+    for way in WAYS:
         assert_close(covector.hessian(lambda x: x.mul_(2).pow(3).sum(), **way)(point), (48 * x).diag())
     assert torch.equal(point, x)
 

@@ -1,6 +1,7 @@
 """The short way of `vjp` and `grad`: whatever hands over to the general way does so without a second run."""
 
 import copy
+import gc
 import weakref
 
 import pytest
@@ -125,6 +126,18 @@ def test_a_pullback_can_be_held_as_a_function_can():
     assert weakref.ref(vjp_fn)() is vjp_fn
     vjp_fn.note = "mine"
     assert torch.equal(vjp_fn(V)[0], V * X.cos())
+
+
+def test_a_pullback_that_is_dropped_is_gone_at_once():
+    """Its graph does not wait for the garbage collector, also where the output is a tree."""
+    gc.disable()
+    try:
+        _, vjp_fn = covector.vjp(lambda x: {"a": x.sin()}, X)
+        gone = weakref.ref(vjp_fn)
+        del vjp_fn
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_gradient_inside_sees_the_leaf_of_the_outer_one():

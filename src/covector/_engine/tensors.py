@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -18,3 +19,10 @@ def coo_indices(tensor: Tensor) -> Tensor:
 def coo_values(tensor: Tensor) -> Tensor:
     """The values of a COO tensor, coalesced or not, in its own memory."""
     return tensor._values()
+
+
+def refuses_writes(tensor: Tensor) -> bool:
+    """Whether torch lets nobody write to this tensor now: a leaf that requires grad, or a view of one."""
+    if not tensor.requires_grad or not torch.is_grad_enabled():
+        return False
+    return tensor.is_leaf or (tensor._base is not None and tensor._base.is_leaf)

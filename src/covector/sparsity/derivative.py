@@ -11,7 +11,8 @@ from covector._engine.reverse import Run
 from covector._linear import LinearMap, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller
-from covector.transforms._door import accept_differentiable, check_real, output_paths, runner
+from covector.transforms._complex import check_dtypes
+from covector.transforms._door import accept_differentiable, output_paths, runner
 from covector.transforms._second import Gradient, reverse_first
 
 
@@ -75,7 +76,7 @@ Derivative = Jacobian | Hessian
 
 def _accept_real(caller: Caller, evaluation: Evaluation) -> None:
     accept_differentiable(caller, evaluation)
-    check_real(caller, evaluation.outputs, lambda: output_paths(evaluation))
+    check_dtypes(caller, evaluation.outputs, None, lambda: output_paths(evaluation))
 
 
 def _copies(leaves: list[Any]) -> list[Any]:

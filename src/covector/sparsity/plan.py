@@ -20,7 +20,8 @@ from covector.sparsity.coloring import Coloring
 from covector.sparsity.derivative import Derivative
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.structure import Structure
-from covector.transforms._door import bind, check_real
+from covector.transforms._complex import check_dtypes
+from covector.transforms._door import bind
 from covector.transforms._plan import Plan
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Selection(NamedTuple):
     def bind(self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call, those to differentiate by marked and checked."""
         arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
-        check_real(caller, arguments.primals(), lambda: arguments.paths(caller.function))
+        check_dtypes(caller, arguments.primals(), None, lambda: arguments.paths(caller.function))
         return arguments
 
 

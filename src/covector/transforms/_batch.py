@@ -7,12 +7,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from covector._engine import levels
+from covector._engine.compiled import without_values
 from covector._linear import LinearMap
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
 
 Blocks = list[list[Tensor]]
+
+
+class Samples(NamedTuple):
+    """Where the samples lie: their axis in the inputs, and in the outputs."""
+
+    inputs: int
+    outputs: int
 
 
 def check_batch_dim(verb: str, batch_dim: Any) -> None:
@@ -57,7 +66,92 @@ def check_samples(
     return count
 
 
-class Probe(NamedTuple):
+def check_rows(
+    caller: Caller, pullback: LinearMap, primals: list[Tensor], blocks: Blocks, samples: Samples
+) -> None:
+    """The pullback of a random cotangent is, sample by sample, the transposed blocks times it."""
+    outputs = pullback.evaluation.outputs
+    if outputs[0].shape[samples.outputs] < 2:
+        return
+    matrices = [
+        [_matrices(block, out.ndim) for block in row] for out, row in zip(outputs, blocks, strict=True)
+    ]
+    turned = [[matrix.mT for matrix in column] for column in zip(*matrices, strict=True)]
+    _check_sides(caller, pullback, turned, _Sides(outputs, samples.outputs, primals, samples.inputs))
+
+
+def check_columns(
+    caller: Caller, forward: LinearMap, primals: list[Tensor], blocks: Blocks, samples: Samples
+) -> None:
+    """The image of a random tangent is, sample by sample, the blocks times it."""
+    if primals[0].shape[samples.inputs] < 2:
+        return
+    axes = [row[0].ndim - primals[0].ndim + 1 for row in blocks]
+    matrices = [[_matrices(block, n) for block in row] for row, n in zip(blocks, axes, strict=True)]
+    outputs = [
+        row[0].new_empty(row[0].shape[:n]).movedim(0, samples.outputs)
+        for row, n in zip(blocks, axes, strict=True)
+    ]
+    _check_sides(caller, forward, matrices, _Sides(primals, samples.inputs, outputs, samples.outputs))
+
+
+class _Sides(NamedTuple):
+    """What a linear map takes and what it gives, and the axes of the samples there."""
+
+    source: list[Tensor]
+    source_axis: int
+    target: list[Tensor]
+    target_axis: int
+
+
+def _check_sides(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
+    """The map does what the matrices of the samples do, which stand by target and source."""
+    if without_values():
+        return
+    # A norm, not a sum of absolute values: these would take as much memory as the result.
+    sizes = [_total([vector_norm(m, 1, dim=1) for m in column]) for column in zip(*matrices, strict=True)]
+    rows = [_per_sample(tensor, sides.source_axis) for tensor in _scattered_like(sides.source)]
+    for vectors in _telling(rows, sizes):
+        products = [
+            [_placed(p, tensor, sides.target_axis) for p in _product(row, vectors.rows)]
+            for tensor, row in zip(sides.target, matrices, strict=True)
+        ]
+        placed = zip(vectors.rows, sides.source, strict=True)
+        directions = [_placed(v, tensor, sides.source_axis) for v, tensor in placed]
+        probe = _Probe(directions, sides.source_axis, sides.target_axis, vectors.ground)
+        _check_batchwise(caller, derivative, probe, products)
+
+
+def _matrices(block: Tensor, axes: int) -> Tensor:
+    """A block as a matrix for each sample; `axes` of its axes come before those of the input."""
+    shape = block.shape
+    return block.detach().reshape(shape[0], shape[1:axes].numel(), shape[axes:].numel())
+
+
+def _per_sample(tensor: Tensor, axis: int) -> Tensor:
+    """A row for each sample."""
+    first = tensor.movedim(axis, 0)
+    return first.reshape(first.shape[0], first.shape[1:].numel())
+
+
+def _product(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+    """The sum of matrix times vector, sample by sample, and the same of absolute values."""
+    pairs = [(m, v.to(m).unsqueeze(-1)) for m, v in zip(matrices, vectors, strict=True)]
+    plain = _total([(m @ v).squeeze(-1) for m, v in pairs])
+    return [plain, _total([(m.abs() @ v.abs()).squeeze(-1) for m, v in pairs])]
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], start=parts[0])
+
+
+def _placed(product: Tensor, like: Tensor, axis: int) -> Tensor:
+    """A row for each sample in the shape of a tensor that has its samples along this axis."""
+    shape = like.movedim(axis, 0).shape
+    return product.reshape(shape).movedim(0, axis)
+
+
+class _Probe(NamedTuple):
     """Directions for a linear map, and along which axis the samples lie in them and in their images.
 
     An image of up to `ground` may be the rounding of larger numbers.
@@ -69,7 +163,7 @@ class Probe(NamedTuple):
     ground: Tensor
 
 
-def check_batchwise(caller: Caller, derivative: LinearMap, probe: Probe, products: Blocks) -> None:
+def _check_batchwise(caller: Caller, derivative: LinearMap, probe: _Probe, products: Blocks) -> None:
     """The map gives for a direction what the Jacobians of the samples give for it.
 
     `products` holds, for each image of the map, the product of the samples' Jacobians with the
@@ -111,7 +205,7 @@ def _differs(image: Tensor, expected: Tensor, size: Tensor) -> bool:
     return bool(levels.bare(wrong.any()).any())
 
 
-def _mixes(derivative: LinearMap, probe: Probe, sizes: Sequence[Tensor]) -> bool:
+def _mixes(derivative: LinearMap, probe: _Probe, sizes: Sequence[Tensor]) -> bool:
     """Whether a direction that is zero in some samples has an image that is not zero there.
 
     The samples are told apart by the digits of their number, so that every pair is looked at.
@@ -139,14 +233,14 @@ def _reaches(image: Tensor, moving: Tensor, usual: Tensor, ground: Tensor) -> bo
     return bool(levels.bare(still > noise).any())
 
 
-class Vectors(NamedTuple):
-    """What the Jacobians of the samples are multiplied with, a row for each sample; `ground` as in Probe."""
+class _Vectors(NamedTuple):
+    """What the Jacobians of the samples are multiplied with, a row for each sample; `ground` as in _Probe."""
 
     rows: list[Tensor]
     ground: Tensor
 
 
-def telling(vectors: Sequence[Tensor], sizes: Sequence[Tensor]) -> Iterator[Vectors]:
+def _telling(vectors: Sequence[Tensor], sizes: Sequence[Tensor]) -> Iterator[_Vectors]:
     """Vectors in which nothing large hides something small, from any and the sizes of what they multiply.
 
     First each element is divided by its size. Elements of size zero follow alone, for theirs is unknown:
@@ -155,11 +249,11 @@ def telling(vectors: Sequence[Tensor], sizes: Sequence[Tensor]) -> Iterator[Vect
     sizes = [size.to(vector.dtype) for size, vector in zip(sizes, vectors, strict=True)]
     pairs = list(zip(vectors, sizes, strict=True))
     nothing = vectors[0].new_zeros(())
-    yield Vectors([_divided(vector, size) for vector, size in pairs], nothing)
+    yield _Vectors([_divided(vector, size) for vector, size in pairs], nothing)
     if any(levels.bare(size == 0).any() for size in sizes):
         largest = sum((_finite(size).amax() for size in sizes if size.numel()), start=nothing)
         ground = _rounding(nothing.dtype) * largest.clamp(max=1)
-        yield Vectors([torch.where(size == 0, vector, 0) for vector, size in pairs], ground)
+        yield _Vectors([torch.where(size == 0, vector, 0) for vector, size in pairs], ground)
 
 
 def _divided(vector: Tensor, size: Tensor) -> Tensor:
@@ -171,7 +265,7 @@ def _divided(vector: Tensor, size: Tensor) -> Tensor:
     return torch.where(sound, vector / size, vector)
 
 
-def scattered_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _scattered_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Directions without any regularity, the same ones each time; nothing is drawn, so vmap allows it."""
     return [_scattered(t.numel()).reshape(tuple(t.shape)).to(t.dtype).to(t.device) for t in tensors]
 

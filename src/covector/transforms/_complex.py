@@ -36,8 +36,9 @@ def check_dtypes(
         if tensor.is_complex() and convention is None:
             raise ArgumentTypeError(
                 f"{caller}: {names()[position]} is complex ({tensor.dtype}), and there is more than one "
-                f"derivative of a complex function. Name one with {_NAMES}: d/dz of a holomorphic function "
-                "(checked); the pair d/dz, d/dz*; or real blocks by real and imaginary parts."
+                f"derivative of a complex function. Name one with {_NAMES}, which jacobian and hessian take: "
+                "d/dz of a holomorphic function (checked); the pair d/dz, d/dz*; or real blocks by real and "
+                "imaginary parts. Or use vjp or jvp, which take complex tensors."
             )
         if not tensor.is_complex() and convention is not None:
             raise ArgumentTypeError(

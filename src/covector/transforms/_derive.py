@@ -1,114 +1,32 @@
-"""Jacobians by a plan: the mode chosen, within a memory limit, of whole functions or of samples."""
+"""One Jacobian: the mode chosen, within a memory limit, of whole functions or of samples, as blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
-from covector._chart import AnyPlace, Chart, Repeated
+from covector._chart import AnyPlace, Repeated
 from covector._engine import levels
-from covector._engine.compiled import tracing, without_values
+from covector._engine.compiled import tracing
 from covector._engine.memory import NoZeroProducts, Watch
-from covector._engine.reverse import Run
-from covector._images import Pace
+from covector._engine.messages import writes_to_leaf
+from covector._engine.short import ShortRun
 from covector._linear import LinearMap, NoForwardRule, Pullback, Pushforward
-from covector._tree import Arguments, Evaluation
+from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
-from covector.transforms._batch import (
-    Blocks,
-    Probe,
-    check_batch_dim,
-    check_batchwise,
-    samples_first,
-    scattered_like,
-    telling,
-)
-from covector.transforms._complex import check_convention
-from covector.transforms._jacobian import Request
-from covector.transforms._plan import (
-    TRIAL,
-    Budget,
-    Plan,
-    by_sizes,
-    check_mode,
-    in_units,
-    memory_limit,
-    worth_a_trial,
-)
+from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
+from covector.transforms._door import Accept, accept_differentiable, evaluated, run_short
+from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
+from covector.transforms._question import Coordinates, Problem, Question, Request
 
-Coordinates = Chart | Repeated
 Choose = Callable[[int, int], tuple[str, str]]
 
 _ASKED = "it was asked for"
-
-
-@dataclass(frozen=True)
-class Options(Request):
-    """What is asked of `jacobian` and `hessian`, beyond what is asked of `jacrev`."""
-
-    mode: str = "auto"
-    max_memory: Any = None
-    batch_dim: int | None = None
-    complex: str | None = None
-
-    def has_no_extras(self) -> bool:
-        """Whether nothing is asked for beyond what `jacrev` takes."""
-        return (
-            self.mode == "auto"
-            and self.max_memory is None
-            and self.batch_dim is None
-            and self.complex is None
-        )
-
-    def checked(self, verb: str) -> Options:
-        """These options, if their values make sense, with the memory limit in bytes."""
-        super().checked(verb)
-        check_mode(verb, self.mode)
-        check_batch_dim(verb, self.batch_dim)
-        check_convention(verb, self.complex)
-        if self.max_memory is None:
-            return self
-        return replace(self, max_memory=memory_limit(verb, self.max_memory))
-
-
-class Samples(NamedTuple):
-    """Where the samples lie: their axis in the inputs, and in the outputs."""
-
-    inputs: int
-    outputs: int
-
-
-class Problem(NamedTuple):
-    """A function of real tensors on flat leaves, the point, and who asked."""
-
-    caller: Caller
-    arguments: Arguments
-    run: Run
-    samples: Samples | None = None
-
-    def inputs(self) -> Coordinates:
-        """The coordinates to differentiate by."""
-        primals = self.arguments.primals()
-        return Chart.of(primals) if self.samples is None else Repeated.of(primals, self.samples.inputs)
-
-    def outputs(self, outputs: list[Tensor]) -> Coordinates:
-        """The coordinates of what the function returned."""
-        return Chart.of(outputs) if self.samples is None else Repeated.of(outputs, self.samples.outputs)
-
-    def at(self, leaves: list[Any]) -> Problem:
-        """The same function at another point."""
-        return self._replace(arguments=self.arguments.at(leaves))
-
-    def pullback(self) -> Pullback:
-        """The derivative by reverse mode."""
-        return Pullback(self.caller, self.run, self.arguments)
 
 
 class Derived(NamedTuple):
@@ -118,34 +36,87 @@ class Derived(NamedTuple):
     evaluation: Evaluation
     plan: Plan
 
+    def flat(self) -> list[Tensor]:
+        """The blocks, output by output."""
+        return [block for row in self.blocks for block in row]
+
+
+def jacobian_of(
+    caller: Caller,
+    request: Request,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    accept: Accept = accept_differentiable,
+    value: bool = False,
+    copies: bool = True,
+) -> tuple[Any, Plan]:
+    """The Jacobian that a verb asks for, as its caller gets it, and how it was computed.
+
+    Without `copies` the function is run on the caller's own tensors.
+    """
+    run = pullback = None
+    if not value and (len(args) == 1 or not copies) and request.is_plain(args, kwargs):
+        run = _short_run(caller, request, args, copies=copies)
+        found = None if run is None else _short_rows(run, request)
+        if found is not None:
+            return found
+    question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
+    if run is not None:
+        evaluation = evaluated(caller, run.returned, question.accept, has_aux=False)
+        pullback = Pullback.of(caller, run.recording(evaluation))
+    derived = derive(question.problem, request, pullback=pullback)
+    return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
+
+
+def _short_run(caller: Caller, request: Request, args: Sequence[Any], *, copies: bool) -> ShortRun | None:
+    """One run on leaves of its own; None if the function works in place and is to be given copies."""
+    try:
+        return run_short(caller, args, (cast(int, request.argnums),))
+    except RuntimeError as error:
+        if not (copies and writes_to_leaf(error)):
+            raise
+    return None
+
+
+def _short_rows(run: ShortRun, request: Request) -> tuple[Tensor, Plan] | None:
+    """The Jacobian by one tensor in one batch of rows, if nothing more is to be looked at."""
+    shown = run.shown()
+    if shown is None:
+        return None
+    outputs, inputs = shown.numel(), run.variables[0].numel()
+    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, _ASKED)
+    rows = run.rows(shown) if mode == "reverse" else None
+    return None if rows is None else (rows, Plan(mode, outputs, inputs, outputs, reason))
+
 
 def derive(
-    problem: Problem, options: Options, choose: Choose = by_sizes, pullback: Pullback | None = None
+    problem: Problem, request: Request, choose: Choose = by_sizes, pullback: Pullback | None = None
 ) -> Derived:
     """The Jacobian by the mode that is asked for, or that seems best; from a pullback, if there is one."""
-    if options.max_memory is not None:
-        return _within_memory(problem, options, choose)
-    if options.mode == "forward":
-        return _by_columns(problem, options, _ASKED)
+    if request.max_memory is not None:
+        return _within_memory(problem, request, choose)
+    if request.mode == "forward":
+        return _by_columns(problem, request, _ASKED)
     if pullback is None:
         pullback = problem.pullback()
     outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
-    if options.mode == "reverse":
-        return _by_rows(problem, pullback, outputs, inputs, options, _ASKED)
+    if request.mode == "reverse":
+        return _by_rows(problem, pullback, outputs, inputs, request, _ASKED)
     mode, reason = choose(outputs.size, inputs.size)
     if mode == "forward":
         if choose is by_sizes and worth_a_trial(outputs.size, inputs.size) and not levels.active():
             mode, reason = _by_trial(problem, pullback, outputs, inputs)
         if mode == "forward":
             try:
-                return _by_columns(problem, options, reason, go_around=False)
+                return _by_columns(problem, request, reason, go_around=False)
             except NoForwardRule as missing:
                 reason = f"torch has no forward-mode rule for {missing}"
             except UnsupportedError as error:
                 reason = f"forward mode did not do: {first_sentence(error)}"
             except RandomnessError:
                 reason = "the function draws random numbers, which reverse mode does once"
-    return _by_rows(problem, pullback, outputs, inputs, options, reason)
+    return _by_rows(problem, pullback, outputs, inputs, request, reason)
 
 
 def _by_trial(
@@ -176,17 +147,17 @@ def _by_rows(
     pullback: Pullback,
     outputs: Coordinates,
     inputs: Coordinates,
-    options: Options,
+    request: Request,
     reason: str,
     pace: Budget | None = None,
 ) -> Derived:
     """The Jacobian by reverse mode."""
-    rows = _matrix(pullback, outputs, options, pace)
+    rows = pullback.matrix(outputs, chunk_size=request.chunk_size, randomness=request.randomness, pace=pace)
     blocks = [[_row_block(stack, place, problem.samples) for stack in rows] for place in outputs.places]
     if problem.samples is not None:
-        _check_rows(problem, pullback, blocks, problem.samples)
-    chunk = options.chunk_size or outputs.size if pace is None else pace.largest
-    plan = Plan("reverse", outputs.size, inputs.size, chunk, reason, options.max_memory)
+        check_rows(problem.caller, pullback, problem.arguments.primals(), blocks, problem.samples)
+    chunk = request.chunk_size or outputs.size if pace is None else pace.largest
+    plan = Plan("reverse", outputs.size, inputs.size, chunk, reason, request.max_memory)
     return Derived(blocks, pullback.evaluation, plan)
 
 
@@ -202,7 +173,7 @@ def _row_block(stack: Tensor, place: AnyPlace, samples: Samples | None) -> Tenso
 
 def _by_columns(
     problem: Problem,
-    options: Options,
+    request: Request,
     reason: str,
     pace: Budget | None = None,
     *,
@@ -213,16 +184,18 @@ def _by_columns(
     inputs = problem.inputs()
     # Inside a batch an in-place operation needs tangents that belong to the batch.
     like = problem.arguments.primals() if levels.active() else None
-    columns = _matrix(forward, inputs, options, pace, like)
+    columns = forward.matrix(
+        inputs, chunk_size=request.chunk_size, randomness=request.randomness, like=like, pace=pace
+    )
     blocks = [[_column_block(stack, place, problem.samples) for place in inputs.places] for stack in columns]
     if problem.samples is not None:
         with nullcontext() if pace is None else NoZeroProducts():
-            _check_columns(problem, forward, blocks, problem.samples)
-    chunk = options.chunk_size or inputs.size if pace is None else pace.largest
+            check_columns(problem.caller, forward, problem.arguments.primals(), blocks, problem.samples)
+    chunk = request.chunk_size or inputs.size if pace is None else pace.largest
     count = sum(stack.shape[1:].numel() for stack in columns)
     if isinstance(inputs, Repeated):
         count //= max(inputs.samples, 1)
-    plan = Plan("forward", count, inputs.size, chunk, reason, options.max_memory)
+    plan = Plan("forward", count, inputs.size, chunk, reason, request.max_memory)
     return Derived(blocks, forward.evaluation, plan)
 
 
@@ -231,156 +204,58 @@ def _column_block(stack: Tensor, place: AnyPlace, samples: Samples | None) -> Te
     lead = 0
     if samples is not None:
         stack, lead = samples_first(stack, samples.outputs), 1
-    columns = stack.narrow(lead, place.start, place.stop - place.start).movedim(lead, -1)
-    return columns.reshape((*columns.shape[:-1], *place.shape))
-
-
-def _matrix(
-    derivative: LinearMap,
-    over: Coordinates,
-    options: Options,
-    pace: Pace | None,
-    like: list[Tensor] | None = None,
-) -> list[Tensor]:
-    return derivative.matrix(
-        over, chunk_size=options.chunk_size, randomness=options.randomness, like=like, pace=pace
-    )
-
-
-# Samples
-
-
-def _check_rows(problem: Problem, pullback: Pullback, blocks: Blocks, samples: Samples) -> None:
-    """The pullback of a random cotangent is, sample by sample, the transposed blocks times it."""
-    outputs, primals = pullback.evaluation.outputs, problem.arguments.primals()
-    if outputs[0].shape[samples.outputs] < 2:
-        return
-    matrices = [
-        [_matrices(block, out.ndim) for block in row] for out, row in zip(outputs, blocks, strict=True)
-    ]
-    turned = [[matrix.mT for matrix in column] for column in zip(*matrices, strict=True)]
-    _check_samples(
-        problem.caller, pullback, turned, _Sides(outputs, samples.outputs, primals, samples.inputs)
-    )
-
-
-def _check_columns(problem: Problem, forward: Pushforward, blocks: Blocks, samples: Samples) -> None:
-    """The image of a random tangent is, sample by sample, the blocks times it."""
-    primals = problem.arguments.primals()
-    if primals[0].shape[samples.inputs] < 2:
-        return
-    axes = [row[0].ndim - primals[0].ndim + 1 for row in blocks]
-    matrices = [[_matrices(block, n) for block in row] for row, n in zip(blocks, axes, strict=True)]
-    outputs = [
-        row[0].new_empty(row[0].shape[:n]).movedim(0, samples.outputs)
-        for row, n in zip(blocks, axes, strict=True)
-    ]
-    _check_samples(
-        problem.caller, forward, matrices, _Sides(primals, samples.inputs, outputs, samples.outputs)
-    )
-
-
-class _Sides(NamedTuple):
-    """What a linear map takes and what it gives, and the axes of the samples there."""
-
-    source: list[Tensor]
-    source_axis: int
-    target: list[Tensor]
-    target_axis: int
-
-
-def _check_samples(caller: Caller, derivative: LinearMap, matrices: Blocks, sides: _Sides) -> None:
-    """The map does what the matrices of the samples do, which stand by target and source."""
-    if without_values():
-        return
-    # A norm, not a sum of absolute values: these would take as much memory as the result.
-    sizes = [_total([vector_norm(m, 1, dim=1) for m in column]) for column in zip(*matrices, strict=True)]
-    rows = [_per_sample(tensor, sides.source_axis) for tensor in scattered_like(sides.source)]
-    for vectors in telling(rows, sizes):
-        products = [
-            [_placed(p, tensor, sides.target_axis) for p in _product(row, vectors.rows)]
-            for tensor, row in zip(sides.target, matrices, strict=True)
-        ]
-        placed = zip(vectors.rows, sides.source, strict=True)
-        directions = [_placed(v, tensor, sides.source_axis) for v, tensor in placed]
-        probe = Probe(directions, sides.source_axis, sides.target_axis, vectors.ground)
-        check_batchwise(caller, derivative, probe, products)
-
-
-def _matrices(block: Tensor, axes: int) -> Tensor:
-    """A block as a matrix for each sample; `axes` of its axes come before those of the input."""
-    shape = block.shape
-    return block.detach().reshape(shape[0], shape[1:axes].numel(), shape[axes:].numel())
-
-
-def _per_sample(tensor: Tensor, axis: int) -> Tensor:
-    """A row for each sample."""
-    first = tensor.movedim(axis, 0)
-    return first.reshape(first.shape[0], first.shape[1:].numel())
-
-
-def _product(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
-    """The sum of matrix times vector, sample by sample, and the same of absolute values."""
-    pairs = [(m, v.to(m).unsqueeze(-1)) for m, v in zip(matrices, vectors, strict=True)]
-    plain = _total([(m @ v).squeeze(-1) for m, v in pairs])
-    return [plain, _total([(m.abs() @ v.abs()).squeeze(-1) for m, v in pairs])]
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    return sum(parts[1:], start=parts[0])
-
-
-def _placed(product: Tensor, like: Tensor, axis: int) -> Tensor:
-    """A row for each sample in the shape of a tensor that has its samples along this axis."""
-    shape = like.movedim(axis, 0).shape
-    return product.reshape(shape).movedim(0, axis)
+    count = place.stop - place.start
+    if stack.shape[lead] != count:
+        stack = stack.narrow(lead, place.start, count)
+    columns = stack.movedim(lead, -1)
+    return columns if len(place.shape) == 1 else columns.reshape((*columns.shape[:-1], *place.shape))
 
 
 # Memory
 
 
-def _within_memory(problem: Problem, options: Options, choose: Choose) -> Derived:
+def _within_memory(problem: Problem, request: Request, choose: Choose) -> Derived:
     """The Jacobian by the mode that fits, in chunks that fit."""
     if tracing():
         raise UnsupportedError(
             f"{problem.caller}: max_memory cannot be kept to inside torch.compile, where nothing can be "
             "measured while the program is traced. Pass chunk_size instead, or call it outside."
         )
-    outputs, needed = _size_up(problem, options)
+    outputs, needed = _size_up(problem, request)
     inputs = problem.inputs()
     first, reason = choose(outputs.size, inputs.size)
-    if needed > options.max_memory:
+    if needed > request.max_memory:
         first, reason = "forward", f"a graph of up to {in_units(needed)} would not fit"
     order = {"forward": ("forward", "reverse"), "reverse": ("reverse", "forward")}[first]
-    modes = [(mode, reason) for mode in order] if options.mode == "auto" else [(options.mode, _ASKED)]
+    modes = [(mode, reason) for mode in order] if request.mode == "auto" else [(request.mode, _ASKED)]
     obstacles: list[Exception] = []
     for mode, why in modes:
         why = f"{first} mode did not do: {obstacles[0]}" if obstacles else why
         try:
             if mode == "reverse":
-                return _rows_within_memory(problem, options, why)
-            pace = Budget(problem.caller, options.max_memory, options.chunk_size)
-            return _by_columns(problem, options, why, pace, go_around=options.mode != "auto")
+                return _rows_within_memory(problem, request, why)
+            pace = Budget(problem.caller, request.max_memory, request.chunk_size)
+            return _by_columns(problem, request, why, pace, go_around=request.mode != "auto")
         except (BudgetError, NoForwardRule, RandomnessError, UnsupportedError) as obstacle:
             obstacles.append(obstacle)
     raise next((o for o in obstacles if isinstance(o, BudgetError)), obstacles[0])
 
 
-def _rows_within_memory(problem: Problem, options: Options, reason: str) -> Derived:
+def _rows_within_memory(problem: Problem, request: Request, reason: str) -> Derived:
     with Watch() as watch:
         pullback = problem.pullback()
-    left = options.max_memory - watch.live
+    left = request.max_memory - watch.live
     if left <= 0:
         raise BudgetError(
             f"{problem.caller}: the graph for reverse mode takes {in_units(watch.live)}, which leaves "
-            f"nothing of max_memory={in_units(options.max_memory)}. Allow more, or use mode='forward'."
+            f"nothing of max_memory={in_units(request.max_memory)}. Allow more, or use mode='forward'."
         )
-    pace = Budget(problem.caller, left, options.chunk_size)
+    pace = Budget(problem.caller, left, request.chunk_size)
     outputs = problem.outputs(pullback.evaluation.outputs)
-    return _by_rows(problem, pullback, outputs, problem.inputs(), options, reason, pace)
+    return _by_rows(problem, pullback, outputs, problem.inputs(), request, reason, pace)
 
 
-def _size_up(problem: Problem, options: Options) -> tuple[Coordinates, int]:
+def _size_up(problem: Problem, request: Request) -> tuple[Coordinates, int]:
     """The chart of the outputs, and the most that a graph can take, by one run without a graph."""
     arguments = problem.arguments
     with torch.no_grad(), torch.random.fork_rng(devices=[]), Watch() as watch:
@@ -390,11 +265,11 @@ def _size_up(problem: Problem, options: Options) -> tuple[Coordinates, int]:
     entry = max(t.element_size() for t in (*evaluation.outputs, *arguments.primals()))
     count = 1 if problem.samples is None else arguments.primals()[0].shape[problem.samples.inputs]
     result = count * outputs.size * inputs.size * entry
-    if result > options.max_memory:
+    if result > request.max_memory:
         raise BudgetError(
             f"{problem.caller}: the Jacobian is {'' if count == 1 else f'{count} x '}{outputs.size} x "
             f"{inputs.size} with {in_units(result)}, which is more than max_memory="
-            f"{in_units(options.max_memory)}. Allow more; or ask for products with it (vjp, jvp, hvp) "
+            f"{in_units(request.max_memory)}. Allow more; or ask for products with it (vjp, jvp, hvp) "
             "instead of the matrix."
         )
     return outputs, watch.total

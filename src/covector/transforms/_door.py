@@ -96,17 +96,6 @@ def check_primals(caller: Caller, arguments: Arguments) -> Arguments:
     return arguments
 
 
-def check_real(caller: Caller, tensors: Sequence[Tensor], names: Callable[[], list[str]]) -> None:
-    """A Jacobian has one entry per pair of real numbers, so neither side may be complex."""
-    for position, tensor in enumerate(tensors):
-        if tensor.is_complex():
-            raise ArgumentTypeError(
-                f"{caller}: {names()[position]} is complex ({tensor.dtype}); a Jacobian is made for "
-                "real inputs and outputs. Differentiate a function of torch.view_as_real(z) that "
-                "returns real tensors, or use vjp/jvp, which take complex tensors."
-            )
-
-
 def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: bool) -> Run:
     """The caller's function on flat leaves, its result checked by `accept`."""
 

@@ -1,21 +1,99 @@
-"""From a call of `jacobian` or `hessian` to the problem behind it, and from its answer to the result."""
+"""From a call of a verb to the Jacobian behind it, and from its blocks to the result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from covector._chart import Chart, Repeated
+from covector._engine import short
 from covector._engine.messages import writes_to_leaf
 from covector._engine.reverse import Run
-from covector._tree import Arguments, Evaluation, unflatten
+from covector._engine.tensors import refuses_writes
+from covector._linear import Pullback
+from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
 from covector.errors import Caller
-from covector.transforms._batch import check_samples
-from covector.transforms._complex import RealForm, check_dtypes
-from covector.transforms._derive import Options, Problem, Samples
-from covector.transforms._door import Accept, accept_differentiable, bind, output_paths, runner
+from covector.transforms._batch import Samples, check_batch_dim, check_samples
+from covector.transforms._complex import RealForm, check_convention, check_dtypes
+from covector.transforms._door import (
+    Accept,
+    accept_differentiable,
+    bind,
+    check_batching,
+    output_paths,
+    runner,
+)
+from covector.transforms._plan import check_mode, memory_limit
+
+Coordinates = Chart | Repeated
+
+
+class Request(NamedTuple):
+    """What is asked of a Jacobian or a Hessian; the same words as the keywords of the verbs."""
+
+    argnums: Argnums
+    argnames: Argnames
+    has_aux: bool
+    chunk_size: int | None
+    randomness: str
+    mode: str = "auto"
+    max_memory: Any = None
+    batch_dim: int | None = None
+    complex: str | None = None
+
+    def checked(self, verb: str) -> Request:
+        """This request, if its values make sense, with the memory limit in bytes."""
+        check_batching(verb, self.chunk_size, self.randomness)
+        check_mode(verb, self.mode)
+        check_batch_dim(verb, self.batch_dim)
+        check_convention(verb, self.complex)
+        if self.max_memory is None:
+            return self
+        return self._replace(max_memory=memory_limit(verb, self.max_memory))
+
+    def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing more is asked for than rows by one of several tensors."""
+        if self.mode == "forward" or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
+            return False
+        return self[1:] in _PLAIN and not kwargs and short.applies(args)
+
+    def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
+        arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
+        check_dtypes(caller, arguments.primals(), self.complex, lambda: arguments.paths(caller.function))
+        return arguments
+
+
+# What is asked for beside the argument, if that is nothing but the rows of a Jacobian.
+_PLAIN = [Request(0, None, False, None, "error", mode)[1:] for mode in ("auto", "reverse")]
+
+
+class Problem(NamedTuple):
+    """A function of real tensors on flat leaves, the point, and who asked."""
+
+    caller: Caller
+    arguments: Arguments
+    run: Run
+    samples: Samples | None = None
+
+    def inputs(self) -> Coordinates:
+        """The coordinates to differentiate by."""
+        primals = self.arguments.primals()
+        return Chart.of(primals) if self.samples is None else Repeated.of(primals, self.samples.inputs)
+
+    def outputs(self, outputs: list[Tensor]) -> Coordinates:
+        """The coordinates of what the function returned."""
+        return Chart.of(outputs) if self.samples is None else Repeated.of(outputs, self.samples.outputs)
+
+    def at(self, leaves: list[Any]) -> Problem:
+        """The same function at another point."""
+        return self._replace(arguments=self.arguments.at(leaves))
+
+    def pullback(self) -> Pullback:
+        """The derivative by reverse mode."""
+        return Pullback(self.caller, self.run, self.arguments)
 
 
 class Question:
@@ -24,59 +102,57 @@ class Question:
     def __init__(
         self,
         caller: Caller,
-        options: Options,
+        request: Request,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         *,
+        accept: Accept = accept_differentiable,
         value: bool = False,
+        copies: bool = True,
     ) -> None:
-        self.caller = caller
-        self.options = options
+        self.request = request
         self._value = value
-        self._bound = arguments = bind(caller, args, kwargs, options.argnums, options.argnames)
-        primals = arguments.primals()
-        check_dtypes(caller, primals, options.complex, self._names)
-        count = None
-        if options.batch_dim is not None:
-            count = check_samples(caller, primals, options.batch_dim, self._names)
-        run = runner(caller, arguments, self.accept(count), has_aux=options.has_aux)
-        run = _on_copies(run)
+        self._bound = arguments = request.bind(caller, args, kwargs)
+        samples, count = None, None
+        if request.batch_dim is not None:
+            samples = Samples(request.batch_dim, request.batch_dim)
+            names = lambda: arguments.paths(caller.function)  # noqa: E731
+            count = check_samples(caller, arguments.primals(), request.batch_dim, names)
+        self.accept = self._accepting(accept, count)
+        run = runner(caller, arguments, self.accept, has_aux=request.has_aux)
+        run = _on_copies(run) if copies else run
         run = _with_value(run) if value else run
         self.real_form: RealForm | None = None
-        if options.complex is not None:
+        if request.complex is not None:
             self.real_form = RealForm(caller, arguments, run, samples=count is not None)
             arguments, run = self.real_form.arguments, self.real_form.run
-        samples = None if options.batch_dim is None else Samples(options.batch_dim, options.batch_dim)
         self.problem = Problem(caller, arguments, run, samples)
 
-    def _names(self) -> list[str]:
-        return self._bound.paths(self.caller.function)
-
-    def accept(self, count: int | None) -> Accept:
+    def _accepting(self, accept: Accept, count: int | None) -> Accept:
         """What the function has to return: real or complex tensors as asked for, with all samples."""
-        options = self.options
+        batch_dim, convention = self.request.batch_dim, self.request.complex
 
-        def accept(caller: Caller, evaluation: Evaluation) -> None:
-            accept_differentiable(caller, evaluation)
+        def accepting(caller: Caller, evaluation: Evaluation) -> None:
+            accept(caller, evaluation)
             outputs = evaluation.outputs
-            check_dtypes(caller, outputs, options.complex, lambda: output_paths(evaluation))
-            if options.batch_dim is not None:
-                check_samples(caller, outputs, options.batch_dim, lambda: output_paths(evaluation), count)
+            check_dtypes(caller, outputs, convention, lambda: output_paths(evaluation))
+            if batch_dim is not None:
+                check_samples(caller, outputs, batch_dim, lambda: output_paths(evaluation), count)
 
-        return accept
+        return accepting
 
     def answer(self, blocks: Sequence[Tensor], evaluation: Evaluation, *, order: int) -> Any:
         """The result for the caller, from the real blocks of the derivative."""
         leaves: Sequence[Any] = blocks
-        if self.real_form is not None and self.options.complex is not None:
-            leaves = self.real_form.arranged(blocks, order, self.options.complex)
+        if self.real_form is not None and self.request.complex is not None:
+            leaves = self.real_form.arranged(blocks, order, self.request.complex)
         for _ in range(order):
             leaves = _in_trees(leaves, self._bound)
         derivative = unflatten(leaves, evaluation.spec)
-        if not (self._value or self.options.has_aux):
+        if not (self._value or self.request.has_aux):
             return derivative
         value, aux = self._carried(evaluation)
-        parts = [*([value] if self._value else []), derivative, *([aux] if self.options.has_aux else [])]
+        parts = [*([value] if self._value else []), derivative, *([aux] if self.request.has_aux else [])]
         return tuple(parts)
 
     def _carried(self, evaluation: Evaluation) -> tuple[Any, Any]:
@@ -85,7 +161,7 @@ class Question:
         if self._value:
             count = evaluation.spec.num_leaves
             value, extra = unflatten(extra[:count], evaluation.spec), extra[count:]
-        if self.options.has_aux:
+        if self.request.has_aux:
             aux = evaluation._replace(aux=extra).aux_value()
         return value, aux
 
@@ -105,21 +181,19 @@ def _on_copies(run: Run) -> Run:
 
     def copying(leaves: list[Any]) -> Evaluation:
         try:
-            return run([_copy(leaf) if not _protected(leaf) else leaf for leaf in leaves])
+            return run([_copy(leaf) for leaf in leaves])
         except RuntimeError as error:
             if not writes_to_leaf(error):
                 raise
-        return run([_copy(leaf) for leaf in leaves])
+        return run([_copy(leaf, all_of_them=True) for leaf in leaves])
 
     return copying
 
 
-def _protected(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf and torch.is_grad_enabled()
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def _copy(leaf: Any, *, all_of_them: bool = False) -> Any:
+    if not isinstance(leaf, Tensor) or (not all_of_them and refuses_writes(leaf)):
+        return leaf
+    return leaf.clone()
 
 
 def _with_value(run: Run) -> Run:

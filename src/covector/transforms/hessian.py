@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.reverse import Run
-from covector._linear import Pullback
-from covector._tree import Argnames, Argnums, Arguments, Evaluation, flatten, unflatten
+from covector._tree import Argnames, Argnums, Arguments, Evaluation
 from covector.errors import Caller
-from covector.transforms._derive import Derived, Options, Problem, Samples, derive
-from covector.transforms._door import accept_differentiable, check_function, runner
-from covector.transforms._jacobian import Request, by_columns, by_rows, rows_of
+from covector.transforms._batch import Samples
+from covector.transforms._derive import Derived, derive
+from covector.transforms._door import check_function
 from covector.transforms._plan import FEW_OUTPUTS, Plan, by_sizes_of_gradient
-from covector.transforms._question import Question
+from covector.transforms._question import Problem, Question, Request
 from covector.transforms._second import reverse_first
 
 
@@ -72,13 +73,12 @@ def hessian(
                 [2., 0.]])
     """
     caller = check_function("hessian", func)
-    options = Options(
+    request = Request(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("hessian")
 
     def second_derivative(*args: Any, **kwargs: Any) -> Any:
-        answer = _plain if options.has_no_extras() else _planned
-        result, plan = answer(caller, options, args, kwargs)
+        result, plan = _answered(caller, request, args, kwargs)
         if not tracing():
             second_derivative.plan = plan  # type: ignore[attr-defined]
         return result
@@ -95,107 +95,60 @@ def hessian(
     return named_after(second_derivative, like=func)
 
 
-# With the defaults: as little as possible around the work
-
-
 @eager_alone
-def _plain(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
-    arguments = request.bind(caller, args, kwargs)
-    try:
-        return reverse_first(
-            lambda: _reverse_over_reverse(caller, arguments, request),
-            lambda: _forward_over_reverse(caller, arguments, request, "reverse over reverse has no rule"),
-        )
-    except _ManyOutputs:
-        reason = f"the function has more than {FEW_OUTPUTS} outputs"
-        return _forward_over_reverse(caller, arguments, request, reason)
-
-
-def _reverse_over_reverse(caller: Caller, arguments: Arguments, request: Request) -> tuple[Any, Plan]:
-    count = 0
-
-    def first_derivative(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        inner = request.bind(caller, args, kwargs)
-        run = runner(caller, inner, accept_differentiable, has_aux=request.has_aux)
-        pullback = Pullback(caller, run, inner)
-        count = sum(output.numel() for output in pullback.evaluation.outputs)
-        if count > FEW_OUTPUTS:
-            raise _ManyOutputs
-        return rows_of(pullback, caller, inner, request)
-
-    result = by_rows(caller._replace(function=first_derivative), arguments, request)
-    inputs = sum(primal.numel() for primal in arguments.primals())
-    reason = f"the function has no more than {FEW_OUTPUTS} outputs"
-    plan = Plan("reverse", count * inputs, inputs, request.chunk_size or count * inputs, reason)
-    return _typed(result, arguments, request), plan
-
-
-def _typed(result: Any, arguments: Arguments, request: Request) -> Any:
-    """Each block in the dtype of the input by which it was differentiated first."""
-    if len({tensor.dtype for tensor in arguments.primals()}) == 1:
-        return result
-    hessian, *aux = result if request.has_aux else (result,)
-    blocks, spec = flatten(hessian)
-    cast = unflatten(_cast(blocks, arguments), spec)
-    return (cast, *aux) if request.has_aux else cast
-
-
-def _cast(blocks: list[Any], arguments: Arguments) -> list[Any]:
-    dtypes = [tensor.dtype for tensor in arguments.primals()]
-    count = len(dtypes)
-    return [block.to(dtypes[i // count % count]) for i, block in enumerate(blocks)]
-
-
-def _forward_over_reverse(
-    caller: Caller, arguments: Arguments, request: Request, reason: str
-) -> tuple[Any, Plan]:
-    whole = Request(request.argnums, request.argnames, request.has_aux, None, request.randomness)
-    count = 0
-
-    def first_derivative(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        inner = request.bind(caller, args, kwargs)
-        run = runner(caller, inner, accept_differentiable, has_aux=request.has_aux)
-        pullback = Pullback(caller, run, inner)
-        count = sum(output.numel() for output in pullback.evaluation.outputs)
-        return rows_of(pullback, caller, inner, whole)
-
-    result = by_columns(caller._replace(function=first_derivative), arguments, request)
-    inputs = sum(primal.numel() for primal in arguments.primals())
-    return result, Plan("forward", count * inputs, inputs, request.chunk_size or inputs, reason)
-
-
-# With any of the options: the Jacobian of the Jacobian, each by its plan
-
-
-@eager_alone
-def _planned(caller: Caller, options: Options, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
-    question = Question(caller, options, args, kwargs)
-    problem = question.problem
-    samples = None if problem.samples is None else Samples(problem.samples.inputs, outputs=0)
-    second = Problem(caller, problem.arguments, _first_derivative(question), samples)
-
-    def by_mode(mode: str) -> Derived:
-        return derive(second, replace(options, mode=mode), by_sizes_of_gradient)
-
-    if options.mode == "auto":
-        derived = reverse_first(lambda: by_mode("auto"), lambda: by_mode("forward"))
-    else:
-        derived = by_mode(options.mode)
-    blocks = _cast([block for row in derived.blocks for block in row], problem.arguments)
+def _answered(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
+    question = Question(caller, request, args, kwargs)
+    derived = _by_some_mode(question) if request.mode == "auto" else _second(question, request.mode)
+    blocks = _cast(derived.flat(), question.problem.arguments)
     return question.answer(blocks, derived.evaluation, order=2), derived.plan
 
 
-def _first_derivative(question: Question) -> Run:
-    """The Jacobian by reverse mode, as a function whose outputs are its blocks."""
-    inner = replace(question.options, mode="reverse", max_memory=None, chunk_size=None)
+def _by_some_mode(question: Question) -> Derived:
+    """Reverse over reverse if that pays and can be done, else forward over reverse."""
+
+    def by_forward(reason: str) -> Derived:
+        derived = _second(question, "forward")
+        return derived._replace(plan=replace(derived.plan, reason=reason))
+
+    try:
+        return reverse_first(
+            lambda: _second(question, "auto"), lambda: by_forward("reverse over reverse has no rule")
+        )
+    except _ManyOutputs:
+        return by_forward(f"the function has more than {FEW_OUTPUTS} outputs")
+
+
+def _second(question: Question, mode: str) -> Derived:
+    """The Jacobian of the Jacobian, which is taken by reverse mode; the outer one by this mode."""
+    problem, request = question.problem, question.request._replace(mode=mode)
+    samples = None if problem.samples is None else Samples(problem.samples.inputs, outputs=0)
+    few = mode == "auto" and request.max_memory is None
+    second = Problem(problem.caller, problem.arguments, _first_derivative(question, few=few), samples)
+    return derive(second, request, by_sizes_of_gradient)
+
+
+def _first_derivative(question: Question, *, few: bool) -> Run:
+    """The Jacobian by reverse mode, as a function whose outputs are its blocks; `few` of them, or none."""
+    inner = question.request._replace(mode="reverse", max_memory=None, chunk_size=None)
 
     def run(leaves: list[Any]) -> Evaluation:
-        first = derive(question.problem.at(leaves), inner)
-        blocks = [block for row in first.blocks for block in row]
+        problem = question.problem.at(leaves)
+        pullback = problem.pullback()
+        if few and problem.outputs(pullback.evaluation.outputs).size > FEW_OUTPUTS:
+            raise _ManyOutputs
+        first = derive(problem, inner, pullback=pullback)
+        blocks = first.flat()
         if question.real_form is not None and inner.complex == "holomorphic":
             question.real_form.check_holomorphic(blocks, order=1)
         return first.evaluation._replace(outputs=blocks)
 
     return run
+
+
+def _cast(blocks: list[Tensor], arguments: Arguments) -> list[Tensor]:
+    """Each block in the dtype of the input by which it was differentiated first."""
+    dtypes = [tensor.dtype for tensor in arguments.primals()]
+    count = len(dtypes)
+    if count == 1:
+        return blocks
+    return [block.to(dtypes[i // count % count]) for i, block in enumerate(blocks)]

@@ -14,7 +14,7 @@ from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
 from covector.transforms._door import check_function
-from covector.transforms._jacobian import Request
+from covector.transforms._question import Request
 from covector.transforms._second import Gradient, reverse_first
 
 # Rows of a diagonal are made only to be looked at; this many numbers of them at once are 32 MB.

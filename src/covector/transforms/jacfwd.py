@@ -8,8 +8,9 @@ from typing import Any
 from covector._engine.compiled import eager_alone, named_after
 from covector._tree import Argnames, Argnums
 from covector.errors import Caller
-from covector.transforms._door import check_function
-from covector.transforms._jacobian import Request, by_columns
+from covector.transforms._derive import jacobian_of
+from covector.transforms._door import accept_tensors, check_function
+from covector.transforms._question import Request
 
 
 @eager_alone
@@ -51,7 +52,7 @@ def jacfwd(
                 [0., 4.]])
     """
     caller = check_function("jacfwd", func)
-    request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("jacfwd")
+    request = Request(argnums, argnames, has_aux, chunk_size, randomness, "forward").checked("jacfwd")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         return _columns(caller, request, args, kwargs)
@@ -61,4 +62,4 @@ def jacfwd(
 
 @eager_alone
 def _columns(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return by_columns(caller, request.bind(caller, args, kwargs), request)
+    return jacobian_of(caller, request, args, kwargs, accept=accept_tensors, copies=False)[0]

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import eager_alone, named_after, tracing
-from covector._engine.messages import writes_to_leaf
-from covector._linear import Pullback
 from covector._tree import Argnames, Argnums
 from covector.errors import Caller
-from covector.transforms._derive import Options, derive
-from covector.transforms._door import check_function, evaluated, run_short
-from covector.transforms._plan import Plan, by_sizes
-from covector.transforms._question import Question
+from covector.transforms._derive import jacobian_of
+from covector.transforms._door import check_function
+from covector.transforms._question import Request
 
 
 @eager_alone
@@ -76,12 +73,12 @@ def jacobian(
         reverse mode: 2 rows of 2 x 1, 2 at once, because 2 outputs are too few for forward mode to pay
     """
     caller = check_function("jacobian", func)
-    options = Options(
+    request = Request(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("jacobian")
 
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        return _jacobian(caller, options, args, kwargs, jacobian_fn)
+        return _answered(caller, request, args, kwargs, jacobian_fn, value=False)
 
     def by_mode(mode: str) -> Callable[..., Any]:
         return jacobian(
@@ -118,12 +115,12 @@ def value_and_jacobian(
                 [0., 4.]]))
     """
     caller = check_function("value_and_jacobian", func)
-    options = Options(
+    request = Request(
         argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
     ).checked("value_and_jacobian")
 
     def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        return _value_and_jacobian(caller, options, args, kwargs, value_and_jacobian_fn)
+        return _answered(caller, request, args, kwargs, value_and_jacobian_fn, value=True)
 
     def by_mode(mode: str) -> Callable[..., Any]:
         return value_and_jacobian(
@@ -135,48 +132,20 @@ def value_and_jacobian(
 
 
 @eager_alone
-def _jacobian(
-    caller: Caller, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Callable[..., Any]
+def _answered(
+    caller: Caller,
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    asked: Callable[..., Any],
+    *,
+    value: bool,
 ) -> Any:
-    if len(args) == 1 and options.has_no_extras() and options.is_plain(args, kwargs):
-        return _by_one_tensor(caller, options, args, asked)
-    return _answered(Question(caller, options, args, kwargs), asked)
-
-
-@eager_alone
-def _value_and_jacobian(
-    caller: Caller, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Callable[..., Any]
-) -> Any:
-    return _answered(Question(caller, options, args, kwargs, value=True), asked)
-
-
-def _by_one_tensor(caller: Caller, options: Options, args: tuple[Any, ...], asked: Callable[..., Any]) -> Any:
-    """The Jacobian by the only argument, a tensor, the short way as far as that goes."""
-    try:
-        run = run_short(caller, args, (0,))
-    except RuntimeError as error:
-        if not writes_to_leaf(error):
-            raise
-        return _answered(Question(caller, options, args, {}), asked)
-    shown = run.shown()
-    if shown is not None:
-        outputs, inputs = shown.numel(), args[0].numel()
-        mode, reason = by_sizes(outputs, inputs)
-        rows = run.rows(shown) if mode == "reverse" else None
-        if rows is not None:
-            asked.plan = Plan(mode, outputs, inputs, outputs, reason, None)  # type: ignore[attr-defined]
-            return rows
-    question = Question(caller, options, args, {})
-    evaluation = evaluated(caller, run.returned, question.accept(None), has_aux=False)
-    return _answered(question, asked, Pullback.of(caller, run.recording(evaluation)))
-
-
-def _answered(question: Question, asked: Callable[..., Any], pullback: Pullback | None = None) -> Any:
     """The Jacobian for the caller; the function that was called keeps the plan."""
-    derived = derive(question.problem, question.options, pullback=pullback)
+    result, plan = jacobian_of(caller, request, args, kwargs, value=value)
     if not tracing():
-        asked.plan = derived.plan  # type: ignore[attr-defined]
-    return question.answer([b for row in derived.blocks for b in row], derived.evaluation, order=1)
+        asked.plan = plan  # type: ignore[attr-defined]
+    return result
 
 
 def _planless(function: Callable[..., Any], by_mode: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -8,8 +8,9 @@ from typing import Any
 from covector._engine.compiled import eager_alone, named_after
 from covector._tree import Argnames, Argnums
 from covector.errors import Caller
+from covector.transforms._derive import jacobian_of
 from covector.transforms._door import check_function
-from covector.transforms._jacobian import Request, by_one_tensor, by_rows
+from covector.transforms._question import Request
 
 
 @eager_alone
@@ -53,7 +54,7 @@ def jacrev(
                 [0., 4.]])
     """
     caller = check_function("jacrev", func)
-    request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("jacrev")
+    request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse").checked("jacrev")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         return _rows(caller, request, args, kwargs)
@@ -63,6 +64,4 @@ def jacrev(
 
 @eager_alone
 def _rows(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if request.is_plain(args, kwargs):
-        return by_one_tensor(caller, args, kwargs, request)
-    return by_rows(caller, request.bind(caller, args, kwargs), request)
+    return jacobian_of(caller, request, args, kwargs, copies=False)[0]

@@ -75,17 +75,21 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
 def _puller(caller: Caller, pullback: Pullback, arguments: Arguments) -> Pull:
     evaluation = pullback.evaluation
 
-    def vjp_fn(
-        cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
-    ) -> tuple[Any, ...]:
-        if create_graph is not None:
-            with levels.GradMode(enabled=create_graph):
-                return vjp_fn(cotangents, retain_graph)
+    def pulled(cotangents: Any, retain_graph: bool) -> tuple[Any, ...]:
         leaves = check_match(
             caller, "cotangent", cotangents, evaluation.outputs, evaluation.spec,
             lambda: output_paths(evaluation),
         )  # fmt: skip
         return arguments.tree_of(pullback.apply(leaves, keep=retain_graph))
+
+    # It does not name itself: the graph would then wait for the garbage collector.
+    def vjp_fn(
+        cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> tuple[Any, ...]:
+        if create_graph is None:
+            return pulled(cotangents, retain_graph)
+        with levels.GradMode(enabled=create_graph):
+            return pulled(cotangents, retain_graph)
 
     return vjp_fn
 
