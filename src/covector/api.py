@@ -103,8 +103,7 @@ def check(
         stop_gradients: "constant" holds what the function takes out of the graph (`detach()`, `.data`,
             `.item()`, `no_grad`) at its value while the function is differenced, so that the rest of the
             derivative is checked; with "fail", a derivative that is cut is wrong.
-        probes: along how many random directions to difference, in fast mode. If left out, as many as cost no
-            more runs than torch takes: one for a single tensor, two for more.
+        probes: along how many random directions to difference, in fast mode. If left out, along one.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
         masked: of a sparse tensor only the elements that it specifies are variables, and gradients have to

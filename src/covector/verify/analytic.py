@@ -20,7 +20,7 @@ from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, Variety, cotangents_of, unit
+from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -58,10 +58,10 @@ class _QuietMap(LinearMap):
 
     _refuses_draws = False
 
-    def __init__(self, problem: Problem, seed: int = 0, variety: Variety = Variety.ALL) -> None:
+    def __init__(self, problem: Problem, seed: int = 0, *, varied: bool = True) -> None:
         super().__init__(problem.caller)
         self.problem = problem
-        self._seed, self._variety = seed, variety
+        self._seed, self._varied = seed, varied
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
@@ -75,7 +75,7 @@ class _QuietMap(LinearMap):
         return cotangents_of(
             problem.outputs,
             self._seed,
-            self._variety,
+            varied=self._varied,
             few_digits=problem.low_precision or problem.is_lifted,
             half=problem.half_inside,
         )
@@ -100,10 +100,11 @@ class ReverseMap(_QuietMap):
         self,
         problem: Problem,
         seed: int = 0,
-        variety: Variety = Variety.ALL,
+        *,
+        varied: bool = True,
         outputs: Sequence[Tensor] | None = None,
     ) -> None:
-        super().__init__(problem, seed, variety)
+        super().__init__(problem, seed, varied=varied)
         self._outputs = list(problem.graph_outputs if outputs is None else outputs)
         self.odd: Cotangent | None = None
         """The cotangent of which the pullback is not the sum of the rows, where these were pulled back."""
@@ -161,14 +162,18 @@ class ReverseMap(_QuietMap):
 
     @lazy
     def pulled_coordinates(self) -> Tensor:
-        """The same in coordinates."""
-        return self.coordinates(self.pulled)
+        """The same in coordinates, scaled back."""
+        return self.scaled_back(self.pulled)
+
+    def scaled_back(self, pulled: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the random cotangent as it is sent, in coordinates: those of v itself."""
+        return self.coordinates(pulled).div_(self.random.factor)
 
     def pull_again(self) -> None:
         """Pull the random cotangent back again; the gradients are kept in `repeated`."""
         first = self.pulled_coordinates
         # A copy: a backward may have written to the one that it was given.
-        again = self.coordinates(self.pull([tensor.clone() for tensor in self.random.even]))
+        again = self.scaled_back(self.pull([tensor.clone() for tensor in self.random.even]))
         self.repeated = [*(self.repeated or [first]), again]
 
     @lazy

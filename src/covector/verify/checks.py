@@ -189,7 +189,7 @@ def _nonlinearity(run: CheckRun) -> str:
     if not run.close(negative, -pulled, pulled.abs() + 1):
         return "a negative cotangent does not give the negative gradient"
     if not run.homogeneous:
-        times = f"{reverse.random.shrink:.0f} times smaller"
+        times = f"{reverse.random.shrink * reverse.random.factor:.0f} times smaller"
         return f"a cotangent {times} does not give a gradient {times}"
     if reverse.refused is not None:
         raised = f"{type(reverse.refused).__name__}: {reverse.refused}"
@@ -222,7 +222,7 @@ def undefined_cotangents(run: CheckRun) -> Finding:
     if isinstance(nothing, Finding):
         return nothing
     if any(value is not None for value in nothing):
-        got = reverse.coordinates(nothing)
+        got = reverse.scaled_back(nothing)
         if ((got != 0) & got.isfinite()).any():
             what = "when every cotangent is undefined the gradient is not that of a zero cotangent"
             return failed(name, what)
@@ -234,11 +234,11 @@ def undefined_cotangents(run: CheckRun) -> Finding:
         without = _pulled_without(run, {index}, which)
         if isinstance(without, Finding):
             return without
-        left = reverse.coordinates(without)
+        left = reverse.scaled_back(without)
         only = _pulled_without(run, set(every) - {index}, f"every cotangent but that of {names[index]}")
         if isinstance(only, Finding):
             return only
-        alone = reverse.coordinates(only)
+        alone = reverse.scaled_back(only)
         if not run.close(left + alone, whole, left.abs() + alone.abs() + 1):
             what = which if len(names) == 2 else f"{which}, or each of the others,"
             return failed(name, f"when {what} is undefined the gradient is not that of a zero cotangent")

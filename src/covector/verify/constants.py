@@ -19,10 +19,9 @@ that is off by a fiftieth in each of 150 columns come to this. A single wrong en
 ROUNDING = 1.0
 """How many units in the last place a computed output is off, as a standard deviation."""
 
-PROBES = 2
-"""Random directions of fast mode at most. One shows any single wrong entry; two wrong ones have to cancel in
-both. torch differences along one direction for each input, so that a single input gets one, and two
-cotangents instead."""
+PROBES = 1
+"""Random directions of fast mode, unless the caller wants more. One shows any single wrong entry; two wrong
+ones have to cancel to within a share of what is allowed, for both cotangents."""
 
 SCALE = 2.0**20
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs

@@ -113,10 +113,15 @@ class Examiner:
 
     def _visible_steps(self, look: Look, noise: np.ndarray) -> np.ndarray:
         """The shortest steps with which one wrong entry would show; the usual ones if it never would."""
+        enough = 0.0
         for length in look.lengths:
+            if length < enough:
+                continue
             steps = look.steps(self.numeric, length)
             if not self._hidden(look, steps, noise).any():
                 return steps
+            with np.errstate(all="ignore"):
+                enough = length * float((noise / (0.5 * self.tol.atol * look.least(steps))).max())
         return look.steps(self.numeric, 1.0)
 
     def _hidden(self, look: Look, steps: np.ndarray, noise: np.ndarray) -> np.ndarray:

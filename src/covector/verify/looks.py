@@ -25,6 +25,7 @@ from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
+from covector.verify.steps import steps_made
 from covector.verify.vectors import weights
 
 # Axes[i] says which axis of each output axis i of the input is aligned with.
@@ -50,7 +51,7 @@ class Look:
 
     @property
     def shared(self) -> bool:
-        """Whether one cell belongs to all columns of a group."""
+        """Whether one cell belongs to all columns, which then move together."""
         return self.gathered is None and self.groups.shape[1] > 1
 
     @property
@@ -75,15 +76,21 @@ class Look:
         """Some of the groups."""
         return replace(self, groups=self.groups[some], weights=self.weights[some])
 
+    def _by_group(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers of all columns, for the columns of each group."""
+        return np.broadcast_to(numbers, self.groups.shape) if self.shared else numbers[self.groups]
+
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
-        made = numeric.steps.array(numeric.eps * length)[self.groups] * self.weights
+        steps = self._by_group(numeric.steps.array(numeric.eps * length)) * self.weights
         if self.groups.shape[1] == 1 and length == 1:
-            return made
-        return numeric.steps.made_at(self.groups, made)
+            return steps
+        return steps_made(self._by_group(numeric.problem.point), steps)
 
     def moves(self, steps: np.ndarray) -> np.ndarray:
         """The moves of all coordinates, a row for each group."""
+        if self.shared:
+            return steps
         moves = np.zeros((len(self), self.size))
         moves[np.arange(len(self))[:, None], self.groups] = steps
         return moves
@@ -114,7 +121,7 @@ class Look:
         with np.errstate(all="ignore"):
             squares = np.square(analytic.cotangents[:1] * numeric.noise)
             of_outputs = squares.sum(1) if self.gathered is None else self.gathered(squares)[0]
-            moved = np.square(problem.point * analytic.sensitivity)[self.groups]
+            moved = self._by_group(np.square(problem.point * analytic.sensitivity))
             # Of x + s and x - s only the first is exact.
             of_points = problem.rounding * np.sqrt(moved.sum(1, keepdims=True) if self.shared else moved)
         return np.sqrt(of_outputs) + of_points
@@ -160,12 +167,13 @@ def may_align(problem: Problem) -> bool:
 def axes(numeric: Numeric, seed: int) -> list[Look]:
     """A look for each input, by the alignments that show when one slice along each of its axes is moved."""
     problem = numeric.problem
-    step = numeric.steps.array(numeric.eps)
+    drawn = weights(problem.inputs.size, seed + 1).numpy()
+    moves = numeric.steps.array(numeric.eps) * drawn  # equal ones cancel in an FFT
     slices = list(_slices(problem))
     points = np.repeat(problem.point[None], len(slices), axis=0)
     for point, (place, axis, index) in zip(points, slices, strict=True):
         part = point[place.start : place.stop].reshape(place.real_shape)
-        sizes = step[place.start : place.stop].reshape(place.real_shape)
+        sizes = moves[place.start : place.stop].reshape(place.real_shape)
         at = (slice(None),) * axis + (index,)
         part[at] += sizes[at]
     numeric.limit += len(points)
@@ -177,7 +185,6 @@ def axes(numeric: Numeric, seed: int) -> list[Look]:
         match = _match(change, outputs, place, axis, index, aligned[place.start])
         if match is not None:
             aligned[place.start][axis] = match
-    drawn = weights(problem.inputs.size, seed + 1).numpy()
     return [_of_input(place, aligned[place.start], outputs, drawn) for place in inputs]
 
 
@@ -212,17 +219,19 @@ def _places(chart: Chart | Sampled) -> list[AnyPlace]:
 
 
 def _slices(problem: Problem) -> Iterator[tuple[AnyPlace, int, int]]:
-    """An input, an axis of it, and an index along that axis."""
+    """An input, an axis of it, and an index along that axis, which is not the middle: a flip leaves that."""
     for place in _places(problem.inputs):
         for axis, size in enumerate(place.shape):
             if size > 1:
-                yield place, axis, size // 2
+                yield place, axis, (size - 1) // 3
 
 
 def _match(
     change: np.ndarray, outputs: Sequence[AnyPlace], place: AnyPlace, axis: int, index: int, taken: Axes
 ) -> tuple[int, ...] | None:
     """An axis of each output along which nothing but this index has moved: the one of broadcasting first."""
+    if not change.any():  # which tells nothing
+        return None
     found = []
     for which, output in enumerate(outputs):
         used = [of[which] for of in taken.values()]

@@ -20,7 +20,7 @@ from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.taylor import Taylor
 from covector.verify.tolerance import Tolerance
-from covector.verify.vectors import Variety, weights
+from covector.verify.vectors import weights
 
 
 class Options(NamedTuple):
@@ -66,8 +66,8 @@ class CheckRun:
         self._lifted = self.above
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
-        self.probes = options.probes or min(constants.PROBES, len(problem.variables))
-        self.reverse = ReverseMap(problem, options.seed, self.variety)
+        self.probes = options.probes or constants.PROBES
+        self.reverse = ReverseMap(problem, options.seed, varied=self.varied)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
         self.raised: BaseException | None = None
@@ -75,7 +75,7 @@ class CheckRun:
     @lazy
     def forward(self) -> ForwardMap:
         """The derivative by forward mode."""
-        return ForwardMap(self.problem, self.options.seed, self.variety)
+        return ForwardMap(self.problem, self.options.seed, varied=self.varied)
 
     @lazy
     def taylor(self) -> Taylor:
@@ -88,12 +88,13 @@ class CheckRun:
         return graph.through_custom(self.problem.reached.inner)
 
     @property
-    def variety(self) -> Variety:
-        """How many cotangents are pulled back: all to programs of the user's, and through sparse tensors."""
+    def varied(self) -> bool:
+        """Whether many kinds of cotangents are pulled back: through programs of the user's, and sparse ones.
+
+        For sparse tensors torch lacks some operations if a cotangent has many zeros.
+        """
         problem = self.problem
-        if self.custom or not (problem.inputs.can_batch and problem.outputs.can_batch):
-            return Variety.ALL
-        return Variety.FEW if self.options.fast else Variety.SOME
+        return self.custom or not (problem.inputs.can_batch and problem.outputs.can_batch)
 
     @property
     def runs(self) -> int:
@@ -132,7 +133,7 @@ class CheckRun:
         if not same_at_the_point(low, high, self.rounding):
             self._difference_as_given()
             return self._against_differences(analytic, self.options.tol)
-        precise = type(analytic)(high, seed, self.variety)
+        precise = type(analytic)(high, seed, varied=self.varied)
         verdict = self._against_differences(precise, self.options.tol)
         if isinstance(analytic, ReverseMap) and isinstance(precise, ReverseMap):
             analytic.odd, analytic.refused = precise.odd, precise.refused

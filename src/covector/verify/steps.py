@@ -45,11 +45,11 @@ class Steps:
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
-        return _made(self._point, wanted)
+        return steps_made(self._point, wanted)
 
     def made_at(self, columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """The same for some of the coordinates."""
-        return _made(self._point[columns], wanted)
+        return steps_made(self._point[columns], wanted)
 
     @lazy
     def scale(self) -> np.ndarray:
@@ -69,7 +69,8 @@ class Steps:
         return bool(self.scale.max(initial=0.0) > constants.NEAR)
 
 
-def _made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def steps_made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The steps that are really made from here: a sum is rounded."""
     with np.errstate(all="ignore"):
         made = (here + wanted) - here
         return np.where(made * wanted > 0, made, wanted)

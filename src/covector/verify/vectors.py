@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,10 +22,11 @@ _KEPT = 1 << 12
 
 def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (size,), generator=generator, dtype=torch.float64) * 2 - 1
     if few_digits:
-        return signs * (1 + torch.randint(0, 128, (size,), generator=generator, dtype=torch.float64) / 128)
-    return signs * (1 + torch.rand(size, generator=generator, dtype=torch.float64))
+        beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
+    else:
+        beyond = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
+    return beyond + torch.ones(()).copysign(beyond)
 
 
 _kept_weights = lru_cache(maxsize=128)(_drawn_weights)
@@ -100,7 +100,9 @@ class Cotangents(NamedTuple):
     rows: Tensor
     """In coordinates: v at random, and the others."""
     even: list[Tensor]
-    """The tensors of v."""
+    """The tensors of v, times a factor."""
+    factor: float
+    """By what v was multiplied, for those."""
     small: list[Tensor]
     """The tensors of -v, many times smaller."""
     shrink: float
@@ -111,40 +113,32 @@ class Cotangents(NamedTuple):
     """What a backward may treat in a way of its own."""
 
 
-class Variety(IntEnum):
-    """How many cotangents there are beside the random one."""
-
-    FEW = 1
-    """For torch's own backwards, in fast mode: one that shows what a hook does to large ones."""
-    SOME = 2
-    """The same and another random one."""
-    ALL = 3
-    """For a custom backward, which may treat any of them in a way of its own, and for sparse tensors, where
-    torch lacks some operations if a cotangent has many zeros."""
-
-
 def cotangents_of(
-    chart: Chart | Sampled, seed: int, variety: Variety, *, few_digits: bool, half: bool
+    chart: Chart | Sampled, seed: int, *, varied: bool, few_digits: bool, half: bool
 ) -> Cotangents:
-    """Random cotangents of the outputs in a chart; with `half`, of sizes that half precision can hold."""
+    """Random cotangents of the outputs in a chart; with `half`, of sizes that half precision can hold.
+
+    They are `varied` for a backward that may treat any of them in a way of its own. torch's own do not, but a
+    hook may clip large ones or drop small ones: so the one that they get is large, and is sent a second time
+    as a small one.
+    """
     if isinstance(chart, Chart) and chart.can_batch and chart.size <= _KEPT:
-        return _kept_cotangents(chart, seed, variety, few_digits, half)
-    return _made_cotangents(chart, seed, variety, few_digits, half)
+        return _kept_cotangents(chart, seed, varied, few_digits, half)
+    return _made_cotangents(chart, seed, varied, few_digits, half)
 
 
 def _made_cotangents(
-    chart: Chart | Sampled, seed: int, variety: Variety, few_digits: bool, half: bool
+    chart: Chart | Sampled, seed: int, varied: bool, few_digits: bool, half: bool
 ) -> Cotangents:
     even = weights(chart.size, seed, few_digits=few_digits)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
         large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
-    others = _others(chart, even, large, shrink, seed)[:variety]
-    if variety is not Variety.ALL:
-        others = tuple(one._replace(recorded=False) for one in others)
+    others = _others(chart, even, large, shrink, seed) if varied else ()
+    factor = 1.0 if varied else large
     rows = torch.stack([even, *(one.row for one in others)])
-    sent, small = chart.from_coords(even.clone()), chart.from_coords(even / -shrink)
-    return Cotangents(rows, sent, small, shrink, large, others)
+    sent, small = chart.from_coords(even * factor), chart.from_coords(even / -shrink)
+    return Cotangents(rows, sent, factor, small, shrink, large, others)
 
 
 def _others(
