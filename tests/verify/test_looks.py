@@ -147,7 +147,7 @@ def test_cells_that_disagree_lead_to_the_columns_that_own_them():
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_column_that_moves_the_cell_of_another_is_not_explained_by_the_owner(missing):
-    """The slice that shows the alignment is the middle one, so that this coupling goes unseen there."""
+    """The slice that shows the alignment is another one, so that this coupling does not show there."""
 
     def coupled(x):
         out = x.sin()

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 # What a look compares.
 
-SHARE = 0.02
+CELL_SHARE = 0.02
 """The share of an entry's tolerance by which a cell of a look may be off.
 
 A cell adds up entries; two wrong ones have to cancel to within this share to be missed."""
 
-SHARED = 0.25
+SHARED_CELL_SHARE = 0.25
 """The same for a cell that all columns share, where the errors that are allowed add up: those of a derivative
 that is off by a fiftieth in each of 150 columns come to this. A single wrong entry shows at its full size."""
-
-ROUNDING = 1.0
-"""How many units in the last place a computed output is off, as a standard deviation."""
-
-PROBES = 1
-"""Random directions of fast mode, unless the caller wants more. One shows any single wrong entry; two wrong
-ones have to cancel to within a share of what is allowed, for both cotangents."""
 
 SCALE = 2.0**20
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs
@@ -74,7 +67,7 @@ LOOK_LENGTHS = 4.0, 64.0
 """By what the next step of a look is longer, and the longest, in units of `eps`: a longer one is taken where
 rounding would hide an entry."""
 
-LONGEST = 4096
+LONGER = 4096
 """How much longer the next stencil of the judge is at most, where noise hides the slope."""
 
 # The judge.
@@ -83,10 +76,10 @@ SHORTER = 64
 """How much shorter the next step is where the truncation error exceeds the noise: 6th order, so the error
 falls by eleven digits, while the noise grows by two."""
 
-LENGTHS = 5
-"""How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `WIDEST`."""
+STENCILS = 5
+"""How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `LONGEST_STEP`."""
 
-WIDEST = 2.0**-5
+LONGEST_STEP = 2.0**-5
 """The longest step of the judge, in units of max(1, |x|)."""
 
 SIGMAS = 4.0

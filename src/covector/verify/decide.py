@@ -38,7 +38,7 @@ def decide(numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int,
         try:
             agreed = decision.agree(looks)
         except BudgetSpent:
-            agreed, record.unseen = False, max(record.unseen, 1)
+            agreed, record.cut_short = False, True
         if agreed or record.failed:
             return record.verdict(height * width, agreed=agreed)
     return record.verdict(height * width, agreed=False)
@@ -147,5 +147,5 @@ class _Decision:
             expected = analytic.mixed_along(unit(numeric.problem.inputs.size, column).numpy()[None])[:, 0]
             noise = np.sqrt(np.square(cotangents * bound).sum(1))
             off = abs(cotangents @ value - allowed - expected)
-            right = (off <= noise + constants.SHARE * self._tol.atol) & (noise <= self._tol.atol)
+            right = (off <= noise + constants.CELL_SHARE * self._tol.atol) & (noise <= self._tol.atol)
         return column if right.all() else None

@@ -59,7 +59,10 @@ class Entries:
         places = np.flatnonzero(lost.any(0))
         if len(places) == 0:
             return
-        lost, longest = lost[:, places], constants.WIDEST * self._numeric.steps.scale[self._columns[places]]
+        lost, longest = (
+            lost[:, places],
+            constants.LONGEST_STEP * self._numeric.steps.scale[self._columns[places]],
+        )
         wanted = np.where(lost, last_place, 0.0).max(0) / tolerance
         longer = np.exp2(np.ceil(np.log2(np.minimum(wanted, longest))))
         self._numeric.limit += 2 * len(places)
@@ -76,7 +79,7 @@ class Entries:
             # Where noise decides about the worst entry, it does about the others.
             noisy = judged.entries[0].mismatch.note == NOISY
             if self._record.failed or noisy:
-                self._record.unseen = int((self._severity > 1).sum())
+                self._record.cut_short = bool((self._severity > 1).any())
                 return False
             self._learn(judged)
         return not self._record.undecided

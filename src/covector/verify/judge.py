@@ -165,7 +165,7 @@ def judge(
     slopes: list[Slopes] = []
     pending = [] if known is None else list(known.slopes)
     lengths = _Lengths(numeric, column)
-    while pending or len(slopes) < constants.LENGTHS:
+    while pending or len(slopes) < constants.STENCILS:
         if pending:
             slopes.append(pending.pop(0))
         else:
@@ -223,7 +223,7 @@ class _Lengths:
     """Which length comes next."""
 
     def __init__(self, numeric: Numeric, column: int) -> None:
-        self._longest = constants.WIDEST * float(numeric.steps.scale[column])
+        self._longest = constants.LONGEST_STEP * float(numeric.steps.scale[column])
         size = abs(float(numeric.problem.point[column]))
         # x + j h is exact for powers of two that are not lost in the last places of x.
         self._shortest = max(8 * numeric.problem.rounding * (size if size < np.inf else 0.0), 1e-300)
@@ -269,7 +269,7 @@ class _Lengths:
             self._widest = slopes
         value, noise = self._widest.value[row], self._widest.noise[row]
         allowed = tol.allowed(value) if np.isfinite(value) else 0.0
-        factor = min(constants.LONGEST, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGEST
+        factor = min(constants.LONGER, max(4.0, 8 * noise / allowed)) if allowed else constants.LONGER
         return self._widest.length * factor
 
     def _is_quieter(self, slopes: Slopes, row: int) -> bool:

@@ -57,7 +57,7 @@ class Look:
     @property
     def share(self) -> float:
         """The share of one entry's tolerance by which a cell may be off."""
-        return constants.SHARED if self.shared else constants.SHARE
+        return constants.SHARED_CELL_SHARE if self.shared else constants.CELL_SHARE
 
     @property
     def lengths(self) -> Iterator[float]:

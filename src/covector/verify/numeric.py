@@ -65,10 +65,10 @@ class Numeric:
 
     @lazy
     def noise(self) -> np.ndarray:
-        """The rounding error of each output, as a standard deviation."""
+        """The rounding error of each output, as a standard deviation: a unit in the last place."""
         with np.errstate(all="ignore"):
             size = np.where(np.isfinite(self.problem.value), abs(self.problem.value), 0.0)
-        return constants.ROUNDING * self.problem.rounding * size
+        return self.problem.rounding * size
 
     # Evaluations.
 

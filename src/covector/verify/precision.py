@@ -104,8 +104,8 @@ class Differing(NamedTuple):
         """The verdict on the precise derivative, with this."""
         if not self.mismatches:
             return replace(verdict, visible=max(verdict.visible, self.visible))
-        unseen = self.found - len(self.mismatches)
-        return replace(verdict, outcome=Outcome.FAILED, mismatches=self.mismatches, unseen=unseen)
+        cut_short = self.found > len(self.mismatches)
+        return replace(verdict, outcome=Outcome.FAILED, mismatches=self.mismatches, cut_short=cut_short)
 
 
 def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> Differing:

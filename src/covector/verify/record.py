@@ -19,16 +19,15 @@ class Verdict:
     entries: int = 0
     visible: float = 0.0
     """The smallest error of an entry that would have shown."""
-    unseen: int = 0
-    """How many suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
-
+    cut_short: bool = False
+    """Whether suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
     suspected: bool = False
     """Whether some look disagreed, whatever came of it."""
 
     @property
     def counted(self) -> bool:
         """Whether every suspicious entry was judged."""
-        return self.unseen == 0 and self.looks[-1:] == ("singles",)
+        return not self.cut_short and self.looks[-1:] == ("singles",)
 
 
 class Record:
@@ -36,7 +35,7 @@ class Record:
 
     def __init__(self) -> None:
         self.columns: dict[int, ColumnJudgement] = {}
-        self.unseen = 0
+        self.cut_short = False
         self.visible = 0.0
         self.suspected = False
         self._looks: list[str] = []
@@ -45,7 +44,7 @@ class Record:
     def take(self, look: str) -> None:
         """Another look is taken, because the last could not decide: it starts anew, but for the stencils."""
         self._looks.append(look)
-        self.visible, self.unseen, self._judged = 0.0, 0, {}
+        self.visible, self.cut_short, self._judged = 0.0, False, {}
 
     def show(self, error: float) -> None:
         """An error of this size would have shown, where it was looked for last."""
@@ -84,7 +83,7 @@ class Record:
         shown = wrong or [entry.mismatch for entry in judged]
         shown.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
         outcome = Outcome.FAILED if wrong else Outcome.INCONCLUSIVE
-        return Verdict(outcome, tuple(shown[: constants.NAMED]), looks, entries, self.visible, self.unseen)
+        return Verdict(outcome, tuple(shown[: constants.NAMED]), looks, entries, self.visible, self.cut_short)
 
 
 def _excused(entry: Judgement) -> Judgement:

@@ -10,7 +10,6 @@ from torch import Tensor
 from covector._chart import Sampled
 from covector._engine import graph
 from covector._lazy import lazy
-from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
 from covector.verify.decide import decide
 from covector.verify.finding import Outcome
@@ -66,7 +65,7 @@ class CheckRun:
         self._lifted = self.above
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
-        self.probes = options.probes or constants.PROBES
+        self.probes = options.probes or 1
         self.reverse = ReverseMap(problem, options.seed, varied=self.varied)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
