@@ -33,7 +33,6 @@ from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.errors import UnsupportedError, first_sentence
-from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.numeric import Numeric
@@ -277,9 +276,7 @@ class Taylor:
             found = self._remainders(model, step)
             if not found:
                 continue
-            rung = Rung(
-                step, max(map(abs, found)), noise + step * constants.ROUNDING * self._problem.rounding * slope
-            )
+            rung = Rung(step, max(map(abs, found)), noise + step * self._problem.rounding * slope)
             yield rung
             quiet = 0 if rung.counts else quiet + 1
             if quiet == _QUIET:
