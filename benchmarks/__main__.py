@@ -25,6 +25,7 @@ from benchmarks import (
     functional,
     gradcheck,
     jacobian,
+    kernels,
     sparse,
     sparsity,
     zoo,
@@ -108,6 +109,8 @@ def main() -> None:
     beside = jacobian.report() if wanted(jacobian.JAX) else []
     # It compiles for minutes, so it runs only if it is named.
     programs = compiled.report() if compiled.NAME in options.names else []
+    # Three minutes, so only if it is named.
+    tried = kernels.report() if kernels.NAME in options.names else []
     checked = zoo.report(zoo.chosen()) if ZOO in options.names else []
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
@@ -118,6 +121,7 @@ def main() -> None:
             diagnosis.NAME: [diagnosis.saved(answer) for answer in answers],
             jacobian.JAX: beside,
             compiled.NAME: programs,
+            kernels.NAME: [asdict(result) for result in tried],
             ZOO: [saved_result(result) for result in checked],
         }
         options.json.write_text(json.dumps(saved, indent=2) + "\n")

@@ -218,3 +218,31 @@ TWINS = [
         "scale", None, operators.scale(), operators.scale_reference, (randn((12, 20), dtype=F32)[0], 1.0), F32
     ),
 ]
+
+
+def is_asked(value):
+    """Whether gradients are compared by it."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def passes_assert_close(entry, **tolerances):
+    """What an everyday test says: outputs and gradients against the reference in the same dtype."""
+
+    def run(function):
+        given = entry.inputs(64) if callable(entry.inputs) else entry.inputs
+        leaves = [x.detach().clone().requires_grad_() if is_asked(x) else x for x in given]
+        outputs = function(*leaves)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        generator = torch.Generator().manual_seed(0)
+        cotangents = [
+            torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) for o in outputs
+        ]
+        by = [x for x in leaves if is_asked(x)]
+        gradients = torch.autograd.grad(outputs, by, cotangents)
+        return [o.detach() for o in outputs], gradients
+
+    try:
+        torch.testing.assert_close(run(entry.kernel), run(entry.reference), **tolerances)
+    except (AssertionError, RuntimeError):
+        return False
+    return True

@@ -6,14 +6,15 @@ import torch
 import covector
 from covector.kernels.lenses.table import LENSES
 from covector.verify.finding import Outcome
-from kernel_table import BUGS, TWINS
+from kernel_fresh import FRESH_BUGS, FRESH_TWINS
+from kernel_table import BUGS, TWINS, passes_assert_close
 
 
 def failed(report):
     return {finding.check for finding in report.findings if finding.outcome is Outcome.FAILED}
 
 
-@pytest.mark.parametrize("entry", BUGS, ids=str)
+@pytest.mark.parametrize("entry", BUGS + FRESH_BUGS, ids=str)
 def test_bug_is_caught(entry):
     """By the comparison of outputs and gradients, or by the lens that is named for it."""
     lenses = None if entry.lens == "as given" else [entry.lens]
@@ -22,7 +23,7 @@ def test_bug_is_caught(entry):
 
 
 # One of each family and way of writing; the sweep has all of them, with every lens.
-FEW = TWINS[1::4]
+FEW = TWINS[1::4] + FRESH_TWINS[1::4]
 
 
 @pytest.mark.parametrize("entry", FEW, ids=str)
@@ -41,40 +42,24 @@ def test_the_table_is_large_enough():
     assert 0.25 < sum(entry.held for entry in BUGS) / len(BUGS) < 0.5
 
 
-def passes_assert_close(entry):
-    """What a test with default tolerances says: outputs and gradients against the reference in the dtype."""
-
-    def run(function):
-        given = entry.inputs(64) if callable(entry.inputs) else entry.inputs
-        leaves = [x.detach().clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in given]
-        outputs = function(*leaves)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        generator = torch.Generator().manual_seed(0)
-        cotangents = [
-            torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) for o in outputs
-        ]
-        by = [x for x in leaves if isinstance(x, torch.Tensor)]
-        gradients = torch.autograd.grad(outputs, by, cotangents)
-        return [o.detach() for o in outputs], gradients
-
-    try:
-        torch.testing.assert_close(run(entry.kernel), run(entry.reference))
-    except (AssertionError, RuntimeError):
-        return False
-    return True
-
-
 def test_half_of_the_bugs_pass_assert_close():
     """At its default tolerances, on the same inputs."""
     passing = [entry for entry in BUGS if passes_assert_close(entry)]
     assert 2 * len(passing) >= len(BUGS), len(passing)
 
 
+PARTS = {
+    "tuned on": ([e for e in BUGS if not e.held], [e for e in TWINS if not e.held]),
+    "kept aside": ([e for e in BUGS if e.held], [e for e in TWINS if e.held]),
+    "fresh": (FRESH_BUGS, FRESH_TWINS),
+}
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("held", [False, True], ids=["tuned on", "kept aside"])
-def test_the_whole_table_at_default_settings(held, capsys):
-    """Every lens, every dtype; the part that was kept aside by itself."""
-    bugs, twins = ([e for e in part if e.held == held] for part in (BUGS, TWINS))
+@pytest.mark.parametrize("part", PARTS)
+def test_the_whole_table_at_default_settings(part, capsys):
+    """Every lens, every dtype; what was kept aside by itself."""
+    bugs, twins = PARTS[part]
     missed = [str(e) for e in bugs if not failed(covector.check_kernel(e.kernel, e.reference, e.inputs))]
     accused = [str(e) for e in twins if not covector.check_kernel(e.kernel, e.reference, e.inputs)]
     with capsys.disabled():

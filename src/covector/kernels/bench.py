@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from covector._lazy import lazy
 from covector._tree import Arguments
@@ -55,6 +56,16 @@ class Truths:
     """Outputs of the reference that are no floating-point tensors, which a kernel has to give as they are."""
 
 
+@dataclass(frozen=True)
+class First:
+    """The first run: what it gave, saved for its backward and spoiled there, and where its outputs lie."""
+
+    run: Run
+    saved: int
+    spoiled: int
+    aliases: set[tuple[int, int, str]]
+
+
 @dataclass
 class Bench:
     """One dtype: the kernel and the reference on the same numbers."""
@@ -73,6 +84,8 @@ class Bench:
     changed: dict[str, str] = field(default_factory=dict)
     """What the kernel wrote into, and in which way of calling it that was seen first."""
     output_names: list[str] = field(default_factory=list)
+    first: First | None = None
+    """The first run of the kernel, as it was given; None if it raised."""
 
     @property
     def arguments(self) -> Arguments:
@@ -141,6 +154,21 @@ class Bench:
         return [nudged(leaf, generator) if i in chosen else leaf for i, leaf in enumerate(leaves)]
 
     # Runs of the kernel.
+
+    def run_first(self) -> Run:
+        """Forward and backward as given, kept for the lenses that compare with it or look into its memory."""
+        saved: list[tuple[Tensor, Tensor]] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.append((tensor, tensor.detach().clone()))
+            return tensor
+
+        leaves = variables(self.leaves, self.arguments.chosen)
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            run = self.run(leaves, self.sample.cotangents, "")
+        spoiled = sum(not same_bits(tensor.detach(), before) for tensor, before in saved)
+        self.first = First(run, len(saved), spoiled, aliases(run.outputs, leaves))
+        return run
 
     def run(self, leaves: Sequence[Any], cotangents: Sequence[Tensor | None], way: str) -> Run:
         """Forward and backward; what the kernel writes into is noted."""
@@ -233,6 +261,19 @@ def truth_or_none(name: str, golden: Any, eager: Any, runs: list[Any]) -> Truth 
     if not is_differentiable(eager) or any(run is None for run in runs):
         return None
     return truth_of(name, golden, eager, runs)
+
+
+def aliases(outputs: Sequence[Any], leaves: Sequence[Any]) -> set[tuple[int, int, str]]:
+    """Which outputs share their storage with an input, or with an earlier output."""
+
+    def places(values: Sequence[Any]) -> list[int]:
+        return [v.untyped_storage().data_ptr() if is_differentiable(v) and v.numel() else 0 for v in values]
+
+    out, into = places(outputs), places(leaves)
+    found = {(i, j, "input") for i, a in enumerate(out) for j, b in enumerate(into) if a and a == b}
+    return found | {
+        (i, j, "output") for i, a in enumerate(out) for j, b in enumerate(out[:i]) if a and a == b
+    }
 
 
 def compact(leaf: Any) -> Any:

@@ -1,15 +1,15 @@
 """Layouts of inputs, layouts of cotangents and subsets that require grad, in runs that they share.
 
-Every layout of the inputs meets every layout of the cotangents (all pairs), and the subsets take turns
-among these runs. If one of them is wrong, what it combines is tried one by one, to say which part is to
-blame.
+Layouts of the inputs, layouts of the cotangents and subsets take turns side by side, so that every layout is
+run twice, in different company, without the runs that all combinations would take. If a run is wrong, what
+it combines is tried one by one, to say which part is to blame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -30,11 +30,15 @@ _SUM = Layout("expanded, from .sum()", lambda t: t.new_ones(()).expand(t.shape))
 
 @dataclass(frozen=True)
 class Combination:
-    """A layout for every leaf, one for the cotangents, and the leaves that require grad."""
+    """A layout for every leaf, one for the cotangents, the leaves that require grad, the outputs pulled.
+
+    `alone` is the output that has a cotangent where the others have none; None if all have one.
+    """
 
     inputs: tuple[Layout, ...]
     cotangents: Layout
     wanted: tuple[int, ...]
+    alone: int | None = None
 
 
 def subsets(bench: Bench) -> list[tuple[int, ...]]:
@@ -59,7 +63,7 @@ class Combined:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._single: dict[Combination, Row] = {}
-        self._summed: Truths | None = None
+        self._truths: dict[tuple[bool, int | None], Truths] = {}
 
     def rows(self, lens: str) -> list[Row]:
         """What the shared runs say about the part of them that belongs to a lens."""
@@ -78,7 +82,7 @@ class Combined:
         return [(lens, row) for (lens, _), row in seen.items()]
 
     def _combinations(self) -> Iterator[Combination]:
-        """All pairs of layouts; of the subsets, each at least once."""
+        """Every layout of inputs and of cotangents twice, every subset and every output alone once."""
         bench, leaves = self.bench, tensors(self.bench)
         known = [
             layout
@@ -87,15 +91,30 @@ class Combined:
         ]
         cotangents = [CONTIGUOUS, TRANSPOSED, STEPPED, _SUM] if bench.arguments.chosen else [CONTIGUOUS]
         turns = subsets(bench) or [()]
-        pairs = list(product(range(len(known)), range(len(cotangents))))[1:]
-        for number in range(max(len(pairs), len(turns) - 1)):
-            first, second = pairs[number % len(pairs)] if pairs else (0, 0)
+        strided = max(1, len(known) - 1)
+        given = [i for i, c in enumerate(bench.sample.cotangents) if c is not None]
+        alone: list[int | None] = [None, *given] if len(given) > 1 else [None]
+        count = max(
+            2 * strided if len(known) > 1 else 0,
+            2 * (len(cotangents) - 1),
+            len(turns) - 1,
+            len(alone) - 1,
+        )
+        for number in range(count):
+            # Where both have as many members, the second round pairs them in another way.
+            first = 1 + number % strided if len(known) > 1 else 0
+            second = (1 + number + number // len(cotangents)) % len(cotangents)
             # Neighbouring leaves have different layouts: strides of one may be taken for those of another.
             inputs = tuple(
                 known[(first + leaves.index(i)) % len(known)] if i in leaves and first else CONTIGUOUS
                 for i in range(len(bench.leaves))
             )
-            yield Combination(inputs, cotangents[second], turns[(number + 1) % len(turns)])
+            yield Combination(
+                inputs,
+                cotangents[second],
+                turns[(number + 1) % len(turns)],
+                alone[(number + 1) % len(alone)],
+            )
 
     def _parts(self, combination: Combination) -> list[tuple[str, str]]:
         """What a combination varies, by the lens that it belongs to."""
@@ -111,6 +130,9 @@ class Combined:
         if len(combination.wanted) < len(bench.arguments.chosen):
             wanted = ", ".join(names[i] for i in combination.wanted)
             parts.append(("requires grad", f"only {wanted}"))
+        if combination.alone is not None:
+            name = bench.output_names[combination.alone]
+            parts.append(("requires grad", f"a cotangent for {name} alone"))
         return parts
 
     def _blamed(self, combination: Combination, row: Row) -> dict[tuple[str, str], Row]:
@@ -126,6 +148,7 @@ class Combined:
         singles += [
             replace(plain, cotangents=combination.cotangents),
             replace(plain, wanted=combination.wanted),
+            replace(plain, alone=combination.alone),
         ]
         wrong = {
             (lens, name): replace(self._row(single), way=name)
@@ -153,20 +176,31 @@ class Combined:
             for leaf, layout in zip(bench.leaves, combination.inputs, strict=True)
         ]
         cotangents = [
-            None if c is None else laid_out(c, combination.cotangents) for c in bench.sample.cotangents
+            None if c is None else laid_out(c, combination.cotangents)
+            for c in _only(bench.sample.cotangents, combination.alone)
         ]
         name = " with ".join(part for _, part in self._parts(combination))
-        return judged(bench, name, leaves, cotangents, self._truth(summed), combination.wanted)
+        return judged(
+            bench, name, leaves, cotangents, self._truth(summed, combination.alone), combination.wanted
+        )
 
-    def _truth(self, summed: bool) -> Truths:
-        """Of the inputs, with random cotangents or with ones."""
-        if not summed:
-            return self.bench.truths
-        if self._summed is None:
-            bench = self.bench
-            ones = [None if c is None else torch.ones_like(c) for c in bench.sample.cotangents]
-            self._summed = _as_noisy(bench.truths_of(Sample(bench.leaves, ones)), bench.truths)
-        return self._summed
+    def _truth(self, summed: bool, alone: int | None) -> Truths:
+        """Of the inputs, with random cotangents or with ones, for all outputs or for one of them."""
+        bench, key = self.bench, (summed, alone)
+        if key == (False, None):
+            return bench.truths
+        if key not in self._truths:
+            cotangents = _only(bench.sample.cotangents, alone)
+            if summed:
+                cotangents = [None if c is None else torch.ones_like(c) for c in cotangents]
+            found = bench.truths_of(Sample(bench.leaves, cotangents))
+            self._truths[key] = _as_noisy(found, bench.truths) if summed else found
+        return self._truths[key]
+
+
+def _only(cotangents: Sequence[Tensor | None], alone: int | None) -> list[Tensor | None]:
+    """The cotangents, or one of them and none for the other outputs."""
+    return [c if alone is None or i == alone else None for i, c in enumerate(cotangents)]
 
 
 def _as_noisy(truths: Truths, other: Truths) -> Truths:

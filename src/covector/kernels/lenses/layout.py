@@ -25,13 +25,17 @@ def layout(bench: Bench, combined: Combined) -> Iterator[Row]:
 
 
 def _of_shared(bench: Bench, way: str, leaves: list[Any], truths: Truths) -> Row:
-    """A row on inputs whose entries share memory: these may be refused, and are other numbers too."""
-    row = judged(bench, way, leaves, bench.sample.cotangents, truths)
+    """A row on inputs whose entries share memory: these may be refused, and are other numbers too.
+
+    Overlapping ones are no leaves that a gradient belongs to, so their outputs alone are compared.
+    """
+    wanted = () if "overlapping" in way else None
+    row = judged(bench, way, leaves, bench.sample.cotangents, truths, wanted)
     if row.status is not Status.FAILED:
         return row
     if row.comparison is None:
         return Row(way, Status.UNSUPPORTED, f"refused: {row.text}") if "overlapping" in way else row
-    plain = judged(bench, way, list(map(compact, leaves)), bench.sample.cotangents, truths)
+    plain = judged(bench, way, list(map(compact, leaves)), bench.sample.cotangents, truths, wanted)
     if plain.status is Status.FAILED:
         return Row(way, Status.INCONCLUSIVE, f"it is not the layout, these numbers fail in any: {row.text}")
     return row
@@ -40,12 +44,5 @@ def _of_shared(bench: Bench, way: str, leaves: list[Any], truths: Truths) -> Row
 def requires_grad(bench: Bench, combined: Combined) -> Iterator[Row]:
     """What the shared runs say about subsets that require grad; and outputs without a cotangent."""
     yield from combined.rows("requires grad")
-    given = [i for i, c in enumerate(bench.sample.cotangents) if c is not None]
-    for kept in given if len(given) > 1 else []:
-        cotangents = [c if i == kept else None for i, c in enumerate(bench.sample.cotangents)]
-        truths = bench.truths_of(Sample(bench.leaves, cotangents))
-        yield judged(
-            bench, f"a cotangent for {bench.output_names[kept]} alone", bench.leaves, cotangents, truths
-        )
-    if not combined.rows("requires grad") and len(given) < 2:
+    if not combined.rows("requires grad"):
         yield Row("one input, one output", Status.SKIPPED, "there is no other subset")

@@ -55,6 +55,8 @@ def _unsaturated(truths: Truths, bench: Bench) -> Truths:
     def kept(truth: Truth | None, given: Truth | None) -> Truth | None:
         if truth is None or given is None:
             return truth
+        # What is no number for finite inputs depends on the order of operations, as 0 times infinity.
+        truth = replace(truth, eager=torch.where(truth.golden.isnan(), 0.0, truth.eager))
         lost = (truth.golden == 0).double().mean() - (given.golden == 0).double().mean()
         return truth if float(lost) < _SATURATED else replace(truth, judged=torch.zeros_like(truth.judged))
 
