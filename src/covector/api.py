@@ -113,7 +113,7 @@ def check(
             right derivative, 3 with the second derivative too. A second opinion, in which no step is chosen.
         seed: of everything random here.
         max_memory: what a batch of evaluations may take beside what one run takes: bytes, or a string
-            such as "500MB"; 100 MB if left out.
+            such as "500MB"; 32 MB if left out.
 
     Returns:
         A `Report`, true if everything passed.

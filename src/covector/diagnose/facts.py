@@ -106,13 +106,15 @@ class _Values:
 
     def same_along(self, group: Tensor) -> bool:
         """Whether the values of each group are the same, and there are groups of several."""
-        several = False
-        for index in group.unique().tolist():
-            mine = self.values[group == index]
-            several |= mine.numel() > 1
-            if float(mine.max() - mine.min()) > _SAME * float(mine.abs().max()):
-                return False
-        return several
+        groups, member, counts = group.unique(return_inverse=True, return_counts=True)
+        low, high = (
+            self.values.new_zeros(len(groups)).scatter_reduce(
+                0, member, self.values, which, include_self=False
+            )
+            for which in ("amin", "amax")
+        )
+        same = high - low <= _SAME * low.abs().maximum(high.abs())
+        return bool(same.all()) and bool((counts > 1).any())
 
 
 def _relation(s: Suspect) -> str:

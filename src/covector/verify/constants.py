@@ -96,8 +96,9 @@ EXTRA_RUNS = 32
 two columns with two or three stencils each. With a second difference of every suspect column, a check stays
 within torch's own number of runs and 60."""
 
-BATCH_BYTES = 100 * 2**20
-"""Memory of one batch of evaluations beside what a single one takes."""
+BATCH_BYTES = 32 * 2**20
+"""Memory of one batch of evaluations beside what a single one takes: what is far from a cache is slower to
+compute, convolutions of 128 channels by a tenth."""
 
 BATCH_ROUNDING = 1e4
 """How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.
