@@ -53,24 +53,9 @@ def backward(
     )
 
 
-# The name of the attribute by which a leaf that a recording made for itself is known from the beginning.
-_OURS = "_covector_leaf"
-
-
 def open_leaf(tensor: Tensor) -> Tensor:
     """A new tensor as a leaf of ours, to differentiate by."""
-    setattr(tensor, _OURS, True)
     return tensor.requires_grad_()
-
-
-def our_leaves(tensors: Sequence[Tensor]) -> set[int]:
-    """The ids of the leaves of ours among or behind these tensors."""
-    own = [tensor for tensor in tensors if hasattr(tensor, _OURS)]
-    for tensor in tensors:
-        for node in nodes(tensor) if tensor.grad_fn is not None else ():
-            if type(node) is _LeafNode and hasattr(node.variable, _OURS):
-                own.append(node.variable)
-    return {id(leaf) for leaf in own}
 
 
 def close_leaf(tensor: Tensor) -> None:

@@ -90,11 +90,16 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
     return tensor
 
 
-def bare(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor, for looking at: without the wrappers of any level, batches as axes."""
+def innermost(tensor: Tensor) -> Tensor:
+    """The tensor without the wrappers of any level."""
     while stack.is_functorch_wrapped_tensor(tensor):
         tensor = stack.get_unwrapped(tensor)
-    return tensor.detach()
+    return tensor
+
+
+def bare(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor, for looking at: without the wrappers of any level, batches as axes."""
+    return innermost(tensor).detach()
 
 
 def default_device() -> torch.device | None:

@@ -8,7 +8,6 @@ closures, defaults, globals that its code names, the object of a method, contain
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from covector._engine.captured import LIBRARIES
 
 Get = Callable[[], Any]
 
@@ -29,9 +30,6 @@ _MOST_ITEMS = 1_000
 
 # What every module has, besides the parameters, buffers and modules that are followed.
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
-
-# Code of these is not the user's: what it refers to by global names is its own.
-_LIBRARIES = frozenset(["torch", "covector", "numpy", *sys.stdlib_module_names])
 
 
 class Place(NamedTuple):
@@ -208,4 +206,4 @@ def _names(code: CodeType) -> set[str]:
 
 def _is_library(value: Any) -> bool:
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in _LIBRARIES
+    return module.partition(".")[0] in LIBRARIES

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from covector._engine import captured, graph, levels
+from covector._engine import graph, levels
+from covector._engine.captured import captured
 from covector._engine.reverse import Recording, resumed
 from covector._engine.scopes import PlainScope, lasting
+from covector._engine.writes import guarded, written
 from covector._tree import Evaluation
 
 
@@ -40,7 +42,7 @@ class ShortRun:
     """The name of a captured tensor to which the function wrote what depends on the variables."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
-        before, held = lasting(), captured.captured(function)
+        before, found = lasting(), captured(function)
         inner, variables = [], []  # in loops: a comprehension is a call of its own
         for value in args:
             inner.append(value.detach())
@@ -51,13 +53,13 @@ class ShortRun:
         if not connected:
             torch._C._set_grad_enabled(True)
         try:
-            self.returned = function(*inner)
+            self.returned = guarded(function, found, variables)(*inner)
         finally:
             torch._C._set_grad_enabled(connected)
             for variable in variables:
                 graph.close_leaf(variable)
             self._shared = lasting() != before
-            self.written = captured.written(held, inner) if held else None
+            self.written = written(found, variables) if found.tensors else None
 
     def shown(self) -> Tensor | None:
         """What was returned, without its graph; None where more than that has to be looked at."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
+from covector._engine.writes import targets
 from covector._tree import Evaluation
 
 _unpack_dual = torch._VF._unpack_dual
@@ -35,22 +36,10 @@ class _AlwaysRecording(TorchFunctionMode):
         if function is torch._C._set_grad_enabled:
             self._off = not arguments[0]
             return None
-        if self._off and any(leaf.is_leaf for leaf in _written(function, arguments, keywords)):
+        if self._off and any(leaf.is_leaf for leaf in targets(function, arguments, keywords)):
             with torch.no_grad():
                 return function(*arguments, **(keywords or {}))
         return function(*arguments, **keywords) if keywords else function(*arguments)
-
-
-def _written(
-    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any] | None
-) -> Iterator[Tensor]:
-    """The tensors that an operation writes to, as far as its name and keywords tell."""
-    name = getattr(function, "__name__", "")
-    in_place = name == "__setitem__" or name.startswith("__i") or (name[-1:] == "_" and name[-2:] != "__")
-    targets = [arguments[0]] if in_place and arguments else []
-    out = (keywords or {}).get("out")
-    targets += out if isinstance(out, tuple | list) else [out]
-    return (target for target in targets if isinstance(target, Tensor))
 
 
 def always_recording(run: Run) -> Run:

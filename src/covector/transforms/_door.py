@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from covector._engine import captured, levels, messages
+from covector._engine import messages
+from covector._engine.captured import Found, captured
+from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
 from covector._engine.short import ShortRun
+from covector._engine.writes import WriteRefused, guarded, written
 from covector._tree import (
     LEAF,
     Argnames,
@@ -101,24 +104,27 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
 
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = arguments.rebuild(leaves)
-        return evaluated(caller, called(caller, args, kwargs, leaves), accept, has_aux=has_aux)
+        variables = list(map(leaves.__getitem__, arguments.chosen))
+        return evaluated(caller, called(caller, args, kwargs, variables), accept, has_aux=has_aux)
 
     return run
 
 
-def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
-    """What the caller's function returns; it wrote nothing of the leaves to a tensor from outside."""
-    # Where a transform is around, torch itself refuses that.
-    held = [] if levels.active() else captured.captured(caller.function)
+def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], variables: Sequence[Tensor]) -> Any:
+    """What the caller's function returns; it wrote nothing of the variables to a tensor from outside."""
+    found = _NOTHING if tracing() else captured(caller.function)
     try:
-        returned = caller.function(*args, **kwargs)
-    except RuntimeError as error:
+        returned = guarded(caller.function, found, variables)(*args, **kwargs)
+    except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
     finally:
-        name = captured.written(held, leaves) if held else None
+        name = written(found, variables) if found.tensors else None
     if name is not None:
         raise _writes_to(caller, name)
     return returned
+
+
+_NOTHING = Found([], writes=False)
 
 
 def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -> Evaluation:
@@ -143,7 +149,7 @@ def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> 
     """The caller's function on these tensors, the short way."""
     try:
         run = ShortRun(caller.function, args, chosen)
-    except RuntimeError as error:
+    except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
     if run.written is not None:
         raise _writes_to(caller, run.written)
@@ -158,8 +164,10 @@ def _writes_to(caller: Caller, name: str) -> UnsupportedError:
     )
 
 
-def explained(caller: Caller, error: RuntimeError) -> RuntimeError:
+def explained(caller: Caller, error: RuntimeError | WriteRefused) -> RuntimeError:
     """The error itself, or ours where torch's does not say what to do."""
+    if isinstance(error, WriteRefused):
+        return _writes_to(caller, error.name)
     if messages.has_inference_tensor(error):
         return InferenceModeError(
             f"{caller}: the function uses a tensor that was made under torch.inference_mode(); such a "
