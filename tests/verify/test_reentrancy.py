@@ -71,6 +71,43 @@ def test_a_fault_that_comes_and_goes(off: Any, fast_too: bool, size: int, batch:
         assert covector.gradcheck(faulty(off), leaf(size), **keywords) is False
 
 
+@pytest.mark.parametrize("period", range(2, 10))
+@pytest.mark.parametrize("size", range(1, 10))
+def test_a_fault_of_some_period(size: int, period: int) -> None:
+    """Whenever it is off for the first time, what torch finds exhaustively is found."""
+    for first in range(period):
+
+        def off(n: int, first: int = first) -> float:
+            return 2e-3 * (n % period == first)
+
+        if not torch.autograd.gradcheck(faulty(off), leaf(size), raise_exception=False):
+            report = covector.check(faulty(off, batch=size % 2 == 0), leaf(size))
+            assert "determinism" in [found.check for found in report.findings if found.outcome == "failed"]
+
+
+def test_a_backward_that_is_not_quite_linear() -> None:
+    """One that solves to a tolerance is the same each time: made again to see that, it passes."""
+    calls = 0
+
+    class Solved(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return 2 * cotangent + 1e-9 * cotangent.norm()
+
+    assert torch.autograd.gradcheck(Solved.apply, leaf(5))
+    theirs, calls = calls, 0
+    assert covector.gradcheck(Solved.apply, leaf(5))
+    # The slack of every check; three as a small cotangent gives another gradient; two for each made once.
+    assert calls <= theirs + 2 + 3 + 6
+
+
 @each_speed
 @pytest.mark.parametrize("size", [1, 2, 3, 30])
 def test_no_fault(size: int, fast: bool) -> None:

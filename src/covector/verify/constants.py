@@ -55,7 +55,11 @@ at the first most functions are defined, and at the second another slope shows i
 
 REPEATED_ROWS = 16
 """Rows of the Jacobian that are pulled back twice, one by one, through a custom backward. torch does so with
-all of them; a backward that differs from run to run differs in some of these."""
+all of them; a backward that differs from run to run, or at every so many runs, differs in some of these."""
+
+ROUNDINGS_OF_A_SUM = 2.0**10
+"""Roundings by which a sum of pullbacks that is to be zero may be off. Beyond, a run of the backward may have
+been off, and some are made again to see; for a backward that solves something to a tolerance, they agree."""
 
 # The steps.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ def determinism(run: CheckRun) -> Finding:
     if found is None and run.custom:
         found = _of_more_pullbacks(run)
     if found is not None and tolerance > 0:
-        found = _of_products(run) if run.options.fast else _of_rows(run, run.problem.outputs.size)
+        found = _of_products(run) if run.options.fast else _of_rows(run)
     if found is None or found.size <= tolerance:
         return passed("determinism")
     return failed(
@@ -62,14 +63,27 @@ def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
 
 def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     """The same for a backward that differs at times, by as many pullbacks as torch makes."""
-    if not run.options.fast:
-        found = _of_rows(run, run.problem.outputs.size - 2)
-        _pull_again(run, 1)
-        return found or _of_cotangent(run, run.reverse.repeated)
-    if run.reverse_verdict.suspected:  # what a look found may be a matter of the run
-        _pull_again(run, 2)
+    if run.options.fast:
+        if not run.reverse_verdict.suspected:
+            return None
+        _pull_again(run, 2)  # what a look found may be a matter of the run
         return _of_cotangent(run, run.reverse.repeated)
-    return None
+    rows = _repeated(run, _all_but_two(run))
+    _pull_again(run, 1)
+    found = rows.spread or _of_cotangent(run, run.reverse.repeated)
+    return _of_others(run) if found is None and not _of_one_map(run, rows) else found
+
+
+def _of_others(run: CheckRun) -> _Spread | None:
+    """How far the pullbacks that were made once are from two others, of which one at least is not off."""
+    reverse = run.reverse
+    first = torch.from_numpy(reverse.mixed[1:])
+    triples = (
+        [gradient, reverse.pulled_as_sent(cotangent), reverse.pulled_as_sent(cotangent)]
+        for gradient, cotangent in zip(first, reverse.random.others, strict=True)
+    )
+    found = [spread for three in triples if (spread := _of_cotangent(run, three)) is not None]
+    return max(found, key=lambda spread: spread.size, default=None)
 
 
 def _pull_again(run: CheckRun, times: int) -> None:
@@ -107,22 +121,60 @@ def _of_products(run: CheckRun) -> _Spread | None:
     return worst
 
 
-def _of_rows(run: CheckRun, count: int) -> _Spread | None:
-    """How far two runs of the backward are apart in some rows of the Jacobian.
+def _of_rows(run: CheckRun) -> _Spread | None:
+    """How far two runs of the backward are apart in some rows of the Jacobian."""
+    return _repeated(run, range(run.problem.outputs.size)).spread
 
-    Forwards and then backwards: the runs of a row are as many apart as those of no other, so that whatever
-    the period of a fault is, it does not hit both runs of every row.
+
+class _Rows(NamedTuple):
+    """Rows of the Jacobian that were pulled back twice: which, the gradients, and how far they are apart."""
+
+    chosen: list[int]
+    gradients: list[Tensor]
+    spread: _Spread | None
+
+
+def _repeated(run: CheckRun, rows: Sequence[int]) -> _Rows:
+    """Pull some of these rows back, each of them two times, one after the other.
+
+    Whatever the period of a fault is, it does not hit two runs that follow each other. What changes once is
+    seen in the random cotangent, which is pulled back before and after.
     """
     height, worst = run.problem.outputs.size, None
-    count = max(0, min(count, constants.REPEATED_ROWS))
-    chosen = np.linspace(0, height - 1, count).round().astype(int).tolist()
-    first = [run.reverse.pull_coordinates(unit(height, row)) for row in chosen]
-    for row, gradient in zip(reversed(chosen), reversed(first), strict=True):
-        found = _of_cotangent(run, [gradient, run.reverse.pull_coordinates(unit(height, row))])
+    count = min(len(rows), constants.REPEATED_ROWS)
+    chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, count).round().astype(int)]
+    gradients = []
+    for row in chosen:
+        pulled = [run.reverse.pull_coordinates(unit(height, row)) for _ in range(2)]
+        gradients.append(pulled[0])
+        found = _of_cotangent(run, pulled)
         if found is not None and (worst is None or found.size > worst.size):
             output = run.problem.outputs.label(row, run.problem.output_names)
             worst = found._replace(where=f"d {output} / d {found.where}")
-    return worst
+    return _Rows(chosen, gradients, worst)
+
+
+def _all_but_two(run: CheckRun) -> list[int]:
+    """The rows that are repeated, within torch's number of pullbacks.
+
+    The two that are not are those where most cotangents have numbers other than zero, so that each of these
+    has a relation to the others (`_of_one_map`).
+    """
+    random = run.reverse.cotangents
+    left_out = np.flatnonzero((random != 0).sum(0) >= min(3, len(random)))[[0, -1]]
+    return [row for row in range(random.shape[1]) if row not in left_out]
+
+
+def _of_one_map(run: CheckRun, rows: _Rows) -> bool:
+    """Whether all pullbacks can be those of one linear map, to rounding: what adds up to zero gives zero."""
+    units = [unit(run.problem.outputs.size, row).numpy() for row in rows.chosen]
+    vectors = np.stack([*run.reverse.cotangents, *units])
+    images = np.stack([*run.reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)])
+    left, sizes, _ = np.linalg.svd(vectors)
+    sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes[0]) :].T
+    with np.errstate(all="ignore"):
+        off, size = abs(sums_to_zero @ images), abs(sums_to_zero) @ abs(images)
+    return not (off > constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * size.max(initial=0.0)).any()
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
