@@ -258,7 +258,7 @@ REFUSED = {
     "dropout": (lambda x: torch.dropout(x, 0.5, train=True).sum(), "random numbers with aten.bernoulli"),
     "noise": (lambda x: (x * torch.randn(4)).sum(), "draws random numbers with aten.randn"),
     "statistics": (lambda x: normalized(x.expand(3, 4)).sum(), "changes normalized.num_batches_tracked"),
-    "a write": (lambda x: weight.detach().copy_(x).sum() * x.sum(), "changes weight in place"),
+    "a write": (lambda x: weight.detach().copy_(x.detach()).sum() * x.sum(), "changes weight in place"),
 }  # fmt: skip
 
 
