@@ -247,7 +247,7 @@ class _Lengths:
         allowed = tol.allowed(value) if np.isfinite(value) else 0.0
         noisy, steep = noise > allowed / 8, truncation > max(noise, allowed / 8)
         longer = self._longer(slopes, row, tol)
-        if not _tells(slopes, taken, row):
+        if np.isfinite(value) and not _tells(slopes, taken, row):
             wanted = [longer]
         elif not np.isfinite(value) or steep or slopes.bent[row] or (noisy and not self._tried_shorter):
             self._tried_shorter = True
