@@ -7,9 +7,10 @@ step, without the noise. Each kind has a module of its own, and each wrong funct
 
 from __future__ import annotations
 
-from holes import cotangents, given, precision, steps
+from holes import cotangents, customs, given, precision, programs, solvers, steps, vectors
 from holes.table import Hole
 
-HOLES: list[Hole] = [*given.HOLES, *precision.HOLES, *cotangents.HOLES, *steps.HOLES]
+MODULES = (given, precision, cotangents, steps, programs, customs, solvers, vectors)
+HOLES: list[Hole] = [hole for module in MODULES for hole in module.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]
 RIGHT = [hole for hole in HOLES if hole.right]

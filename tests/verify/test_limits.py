@@ -61,6 +61,20 @@ def test_a_cotangent_that_nobody_sent_may_be_treated_wrongly(fast: bool) -> None
 
 
 @both_modes
+def test_a_backward_that_asks_whether_its_cotangent_requires_grad_passes(fast: bool) -> None:
+    """Under create_graph one is sent that does not: NumPy would refuse it, and take another pullback."""
+    pull = lambda g, x: g * x.cos() * (2.0 if g.requires_grad else 1.0)
+    assert passes(ruled(torch.sin, pull), leaves((5,))(), fast_mode=fast)
+
+
+@both_modes
+def test_a_backward_that_refuses_a_transposed_cotangent_passes(fast: bool) -> None:
+    """It raises where it cannot be used; what takes such a cotangent and gives wrong numbers fails."""
+    pull = lambda g, x: (g.contiguous() if 0 in g.stride() else g).view(-1).reshape(x.shape) * x.cos()
+    assert passes(ruled(torch.sin, pull), leaves((3, 4))(), fast_mode=fast)
+
+
+@both_modes
 def test_a_backward_that_is_wrong_at_one_run_alone_may_pass(fast: bool) -> None:
     """Here at a run that comes after the check."""
     runs = []

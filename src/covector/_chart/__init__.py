@@ -13,6 +13,7 @@ from covector._chart.chart import AnyPlace as AnyPlace
 from covector._chart.chart import Chart as Chart
 from covector._chart.chart import Repeated as Repeated
 from covector._chart.chart import Sampled as Sampled
+from covector._chart.chart import one_number as one_number
 from covector._chart.chart import real_ones as real_ones
 from covector._chart.chart import sampled as sampled
 from covector._chart.convention import CONVENTIONS as CONVENTIONS
@@ -27,6 +28,7 @@ from covector._chart.layouts import is_strided as is_strided
 from covector._chart.layouts import kind_of as kind_of
 from covector._chart.layouts import overlaps as overlaps
 from covector._chart.layouts import real_dtype as real_dtype
+from covector._chart.layouts import reordered as reordered
 from covector._chart.layouts import same_numbers as same_numbers
 from covector._chart.layouts import values_of as values_of
 from covector._chart.place import Beyond as Beyond

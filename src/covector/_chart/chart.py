@@ -258,6 +258,17 @@ def real_ones(chart: Chart | Sampled) -> Tensor:
     return whole[chart.kept] if isinstance(chart, Sampled) else whole
 
 
+def one_number(chart: Chart | Sampled, index: int) -> Tensor:
+    """Coordinates of one number, which is one; of a complex tensor the imaginary unit."""
+    vector = torch.zeros(chart.size, dtype=torch.float64)
+    if isinstance(chart, Chart):
+        place = next(place for place in chart.places if place.start <= index < place.stop)
+        if place.dtype.is_complex:
+            index += 1 - (index - place.start) % 2
+    vector[index] = 1.0
+    return vector
+
+
 def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> Chart | Sampled:
     """The chart, or a random sample of `count` of its coordinates if it has more."""
     if count is None or chart.size <= count:

@@ -91,6 +91,17 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if is_strided(tensor) else tensor.to_dense()
 
 
+def reordered(tensor: Tensor) -> Tensor:
+    """The same numbers in another order of memory: transposed, or with others between them."""
+    if not is_strided(tensor) or tensor.numel() < 2:
+        return tensor
+    if tensor.dim() > 1 and min(tensor.shape[-2:]) > 1:
+        return tensor.mT.contiguous().mT
+    apart = tensor.new_empty(*tensor.shape, 2)
+    apart[..., 0], apart[..., 1] = tensor, tensor.flip(-1)
+    return apart[..., 0]
+
+
 def values_of(tensor: Tensor) -> Tensor:
     """The numbers that a tensor holds, in strided layout and in its own memory."""
     if tensor.layout is torch.sparse_coo:

@@ -187,12 +187,13 @@ class ReverseMap(_QuietMap):
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs
-        if not (cotangent.recorded or cotangent.expanded):
+        if not (cotangent.recorded or cotangent.expanded or cotangent.reordered):
             return self.pull(cotangent.tensors(chart))
         try:
             return self.pull(cotangent.tensors(chart), record=cotangent.recorded)
         except Exception as error:
-            # Without a second derivative, create_graph may be refused; another layout may not.
+            # Without a second derivative, create_graph may be refused, and views of a cotangent that is
+            # transposed; an expanded one may not.
             pulled = self.pull(chart.from_coords(cotangent.row * cotangent.factor))
             if cotangent.expanded:
                 self.refused = error
@@ -336,6 +337,11 @@ class ForwardMap(_QuietMap):
         images = np.stack([self.push_coordinates(torch.from_numpy(move)).numpy() for move in moves])
         self._pushed = self._pushed or (moves, images)
         return self.cotangents @ images.T
+
+    @property
+    def knows_columns(self) -> bool:
+        """Whether every column of A was computed."""
+        return self._matrix is not None
 
     def sum_of_pushes(self, tangent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A tangent, its image as a sum of images that are known, and the size of what was added up.

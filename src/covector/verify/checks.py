@@ -21,6 +21,7 @@ from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
 from covector.verify.reentrancy import determinism
 from covector.verify.run import CheckRun
+from covector.verify.tangents import forward_linearity, tangent_kind, undefined_tangents
 from covector.verify.taylor import forward_remainder, reverse_remainder
 from covector.verify.vectors import Cotangent, normal, weights
 
@@ -60,32 +61,6 @@ def reverse_mode(run: CheckRun) -> Finding:
 def forward_mode(run: CheckRun) -> Finding:
     """Forward mode agrees with differences."""
     return finding("forward mode", run.forward_verdict, "forward mode")
-
-
-def forward_linearity(run: CheckRun) -> Finding:
-    """Forward mode is linear in the tangent: the push of a sum is the sum of the pushes."""
-    forward = run.forward
-    tangent, summed, size = forward.sum_of_pushes(normal(run.problem.inputs.size, run.options.seed).numpy())
-    expected, added = torch.from_numpy(summed), torch.from_numpy(size)
-    random = forward.random
-    for factor, word in ((random.large, "large"), (-1 / random.shrink, "tiny")):
-        got = forward.push_coordinates(torch.from_numpy(tangent) * factor) / factor
-        if not run.close(got, expected, added):
-            what = f"the push of a sum is not the sum, for a {word} one"
-            return failed("linearity", f"forward mode is not linear in the tangent: {what}")
-    return passed("linearity")
-
-
-def tangent_kind(run: CheckRun) -> Finding:
-    """Forward mode gives a real output a real tangent, and a complex one a complex one."""
-    problem, name = run.problem, "tangent kind"
-    pushed = run.forward.apply(
-        problem.inputs.from_coords(normal(problem.inputs.size, run.options.seed).clone())
-    )
-    for place, tangent, output in zip(problem.outputs.places, pushed, problem.output_names, strict=True):
-        if not place.same_field(tangent.dtype):
-            return failed(name, f"the tangent of {output} has dtype {tangent.dtype}, expected {place.dtype}")
-    return passed(name)
 
 
 def no_derivative(run: CheckRun) -> Finding:
@@ -201,10 +176,11 @@ def _nonlinearity(run: CheckRun) -> str:
 
 def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
     """What it is about a cotangent that the backward is wrong for: pairs that differ in one thing only."""
-    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False)
+    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False, reordered=False)
     factors = (
         ("under create_graph", plain._replace(recorded=cotangent.recorded)),
         ("that is expanded, as the gradient of a sum is", plain._replace(expanded=cotangent.expanded)),
+        ("in another order of memory, as if transposed", plain._replace(reordered=cotangent.reordered)),
         (f"of numbers around {cotangent.factor:.0e}", plain._replace(factor=cotangent.factor)),
     )
     expected = run.reverse.pulled_as_sent(plain)
@@ -273,46 +249,6 @@ def unspecified_cotangents(run: CheckRun) -> Finding:
         "The backward reads the values of grad_output without its indices; a cotangent need not specify "
         "the same elements as the output.",
     )
-
-
-def undefined_tangents(run: CheckRun) -> Finding:
-    """Forward mode takes an input without a tangent as one with a tangent of zero, if another has one."""
-    problem = run.problem
-    if len(problem.inputs.places) == 1:
-        return passed("undefined tangents")
-    tangents = problem.inputs.from_coords(normal(problem.inputs.size, run.options.seed).clone())
-    for missing in range(len(tangents)):
-        zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
-        some = [i for i in range(len(tangents)) if i != missing]
-        with_zero = run.forward.coordinates(run.forward.apply(zeros))
-        pushed = _pushed_for(run, some, [tangents[i] for i in some])
-        if isinstance(pushed, Exception):
-            return failed(
-                "undefined tangents",
-                f"the function raises without a tangent for {problem.input_names[missing]}: "
-                f"{type(pushed).__name__}: {first_sentence(pushed)}",
-                "A tangent may be None: treat it as zero, or pass check_undefined_grad=False.",
-            )
-        if not run.close(run.forward.coordinates(pushed), with_zero, with_zero.abs() + 1):
-            return failed(
-                "undefined tangents",
-                f"without a tangent for {problem.input_names[missing]} the result is not that of a zero one",
-            )
-    return passed("undefined tangents")
-
-
-def _pushed_for(run: CheckRun, some: list[int], tangents: list[Tensor]) -> list[Tensor] | Exception:
-    """Tangents of outputs where some inputs have none; what the function raises then, if it does so twice."""
-    try:
-        return run.forward.push(some, tangents)
-    except Exception as first:
-        if first is not run.problem.raised:
-            raise
-    try:
-        return run.forward.push(some, tangents)
-    except Exception as error:
-        run.problem.raised = None
-        return error
 
 
 @dataclass(frozen=True)

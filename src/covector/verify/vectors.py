@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled, real_ones
+from covector._chart import Chart, Sampled, one_number, real_ones, reordered
 from covector.verify import constants
 
 # In an uneven vector, the share of ones and the length of a run of zeros.
@@ -84,6 +84,8 @@ class Cotangent(NamedTuple):
     """Whether one number stands for all of them in memory, as in the gradient of a sum."""
     recorded: bool = False
     """Whether it is pulled back under create_graph, as second derivatives do."""
+    reordered: bool = False
+    """Whether it is laid out in another order in memory, as the gradient of what is transposed."""
 
     def tensors(self, chart: Chart | Sampled) -> list[Tensor]:
         """The tensors of it, new ones: a backward may write to what it is given."""
@@ -91,7 +93,8 @@ class Cotangent(NamedTuple):
             numbers = chart.of_one_number(self.factor)
             if numbers is not None:
                 return numbers
-        return chart.from_coords(self.row * self.factor)
+        tensors = chart.from_coords(self.row * self.factor)
+        return [*map(reordered, tensors)] if self.reordered else tensors
 
 
 class Cotangents(NamedTuple):
@@ -131,30 +134,31 @@ def _made_cotangents(
     chart: Chart | Sampled, seed: int, varied: bool, few_digits: bool, half: bool
 ) -> Cotangents:
     even = weights(chart.size, seed, few_digits=few_digits)
+    if chart.size == 1:  # which is what `.backward()` sends
+        even = torch.ones(1, dtype=torch.float64)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
         large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
-    others = _others(chart, even, large, shrink, seed) if varied else ()
+    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed) if varied else ()
     factor = 1.0 if varied else large
     rows = torch.stack([even, *(one.row for one in others)])
     sent, small = chart.from_coords(even * factor), chart.from_coords(even / -shrink)
     return Cotangents(rows, sent, factor, small, shrink, large, others)
 
 
-def _others(
-    chart: Chart | Sampled, even: Tensor, large: float, shrink: float, seed: int
-) -> tuple[Cotangent, ...]:
+def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tuple[Cotangent, ...]:
     """Each cotangent varies several things at once; where one disagrees, they are taken apart."""
     if chart.size == 0:
         return ()
     if chart.size == 1:  # every cotangent is a multiple of every other
         return (Cotangent(even, "", factor=large, recorded=True),)
     uneven = _uneven(chart.size, seed) * -even
-    single = unit(chart.size, seed % chart.size) * even
+    # The first number stays where it is in every order of memory.
+    single = one_number(chart, 1 + seed % (chart.size - 1))
     return (
-        Cotangent(real_ones(chart), "whose numbers are all equal", factor=large, expanded=True),
-        Cotangent(uneven, "with numbers of many sizes, and zeros", recorded=True),
-        Cotangent(single, "with one number that is not zero", factor=1 / shrink),
+        Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True),
+        Cotangent(uneven, "with numbers of many sizes, and zeros", factor=large, recorded=True),
+        Cotangent(single, "with one number that is not zero", reordered=True),
     )
 
 
