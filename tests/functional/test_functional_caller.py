@@ -354,9 +354,9 @@ def test_a_backward_that_cannot_be_batched_in_its_own_way():
 
 def test_many_rows_go_in_chunks(monkeypatch):
     """Rows are made in batches of limited size, and put together."""
-    from covector.functional import _rows
+    from covector.functional import _matrix
 
-    monkeypatch.setattr(_rows, "_NUMBERS", 20)
+    monkeypatch.setattr(_matrix, "_NUMBERS", 20)
     point = torch.linspace(0, 1, 7, dtype=torch.float64)
     torch.testing.assert_close(functional.jacobian(torch.sin, point), point.cos().diag())
     torch.testing.assert_close(functional.hessian(cubes, point), (6 * point).diag())

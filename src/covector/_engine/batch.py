@@ -42,7 +42,7 @@ def batched_values(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:
 
 def looped(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:
     """Apply to every slice along the first axis in turn."""
+    if stacks[0].shape[0] == 1:
+        return [part.unsqueeze(0) for part in apply([stack[0] for stack in stacks])]
     results = [apply(list(slices)) for slices in zip(*(s.unbind() for s in stacks), strict=True)]
-    if len(results) == 1:
-        return [part.unsqueeze(0) for part in results[0]]
     return [torch.stack(parts) for parts in zip(*results, strict=True)]

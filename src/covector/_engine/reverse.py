@@ -61,12 +61,12 @@ class Recording(NamedTuple):
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
-        return self._replace(outputs=[self.outputs[position]])
+        evaluation = Evaluation([self.evaluation.outputs[position]], LEAF, [], None)
+        return self._replace(evaluation=evaluation, outputs=[self.outputs[position]])
 
     def part(self, output: int, variable: int) -> Recording:
         """The same run, seen as a function of one variable with one output."""
-        evaluation = Evaluation([self.evaluation.outputs[output]], LEAF, [], None)
-        return Recording(evaluation, [self.outputs[output]], [self.variables[variable]], self.scope)
+        return self.only(output)._replace(variables=[self.variables[variable]])
 
     def is_flat(self, which: Sequence[int]) -> bool:
         """Whether the derivative of these outputs is zero, by the pullback of ones."""

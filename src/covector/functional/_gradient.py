@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from covector._engine import reverse
 from covector._engine.attention import differentiable_attention
 from covector._engine.messages import is_fused_attention
+from covector._tree import Evaluation, flatten
 from covector.errors import CovectorError, StrictError
 from covector.functional._door import Call, accept_one_number, runner
 
 Result = TypeVar("Result")
 Use = Callable[[reverse.Recording], Result]
+
+
+def gradient(call: Call) -> reverse.Run:
+    """The gradient of the call's function, as a function to push forward."""
+    run = runner(call, accept_one_number)
+
+    def gradients(leaves: list[Any]) -> Evaluation:
+        recording = reverse.record(run, leaves, range(len(leaves)))
+        found = recording.pull([torch.ones_like(recording.evaluation.outputs[0])])
+        return Evaluation(found, flatten(tuple(found))[1], [], None)
+
+    return gradients
 
 
 def second_order(call: Call, use: Use[Result]) -> Result:

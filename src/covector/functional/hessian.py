@@ -7,10 +7,9 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
-from covector.functional._columns import gradient_columns
 from covector.functional._door import check_real_inputs, open_call
-from covector.functional._gradient import second_order
-from covector.functional._rows import dependence_of, matrix
+from covector.functional._gradient import gradient, second_order
+from covector.functional._matrix import arranged, by_columns, by_rows
 from covector.functional._strategy import check_strategy
 
 
@@ -58,17 +57,18 @@ def hessian(
     call = open_call("hessian", func, inputs, create_graph=create_graph, strict=strict)
     check_real_inputs(call)
     if outer_jacobian_strategy == "forward-mode":
-        return gradient_columns(call)
+        _, blocks = by_columns(call, gradient(call))
+        return arranged(call, blocks, one_row=call.one_input)
 
     def second_derivative(recording: Recording) -> Any:
-        blocks = matrix(
+        blocks = by_rows(
             call,
             recording,
             together=vectorize,
-            inspect=dependence_of(call, "the Hessian", lambda i: f"the gradient with respect to inputs[{i}]"),
+            derivative="the Hessian",
+            name=lambda i: f"the gradient with respect to inputs[{i}]",
         )
-        rows = tuple(call.like_inputs(row) for row in blocks)
-        return rows[0] if call.one_input else rows
+        return arranged(call, blocks, one_row=call.one_input)
 
     with call.modes():
         return second_order(call, second_derivative)

@@ -10,9 +10,8 @@ from torch import Tensor
 from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation
 from covector.errors import NoGraphWarning, OutputError, warn
-from covector.functional._columns import columns
-from covector.functional._door import Call, one_output, open_call, output_name, record, runner
-from covector.functional._rows import dependence_of, matrix
+from covector.functional._door import Call, accept_any, one_output, open_call, output_name, record, runner
+from covector.functional._matrix import arranged, by_columns, by_rows
 from covector.functional._strategy import check_strategy
 
 
@@ -56,19 +55,22 @@ def jacobian(
     """
     check_strategy("jacobian", "strategy", strategy, vectorize=vectorize, strict=strict, graph=create_graph)
     if strategy == "forward-mode":
-        return columns(open_call("jacobian", func, inputs))
+        call = open_call("jacobian", func, inputs)
+        evaluation, blocks = by_columns(call, runner(call, accept_any))
+        return arranged(call, blocks, one_row=one_output(evaluation))
     call = open_call("jacobian", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
         recording = record(call, runner(call, _accept_real))
         _warn_without_graph(call, recording.outputs)
-        blocks = matrix(
+        evaluation = recording.evaluation
+        blocks = by_rows(
             call,
             recording,
             together=vectorize,
-            inspect=dependence_of(call, "the Jacobian", lambda i: output_name(recording.evaluation, i)),
+            derivative="the Jacobian",
+            name=lambda i: output_name(evaluation, i),
         )
-        rows = [call.like_inputs(row) for row in blocks]
-        return rows[0] if one_output(recording.evaluation) else tuple(rows)
+        return arranged(call, blocks, one_row=one_output(evaluation))
 
 
 def _warn_without_graph(call: Call, outputs: Sequence[Tensor]) -> None:

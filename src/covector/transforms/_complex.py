@@ -92,9 +92,10 @@ class RealForm:
         if without_values():
             return
         for position, block in enumerate(blocks):
-            if not block.numel():
+            sides = self.sides(position, order)
+            if not block.numel() or not any(place.dtype.is_complex for place in sides.inputs):
                 continue
-            defect = _Defect.of(block.detach(), self.sides(position, order))
+            defect = _Defect.of(block.detach(), sides)
             wrong = _fails(defect, torch.finfo(block.dtype).eps)
             if bool(levels.bare(wrong).any()):
                 conjugate, plain = (_largest(part, wrong) for part in (defect.conjugate, defect.plain))

@@ -91,7 +91,7 @@ def _short_rows(run: ShortRun, request: Request) -> tuple[Tensor, Plan] | None:
 
 
 def derive(
-    problem: Problem, request: Request, choose: Choose = by_sizes, pullback: Pullback | None = None
+    problem: Problem, request: Request, choose: Choose = by_sizes, pullback: LinearMap | None = None
 ) -> Derived:
     """The Jacobian by the mode that is asked for, or that seems best; from a pullback, if there is one."""
     if request.max_memory is not None:
@@ -120,7 +120,7 @@ def derive(
 
 
 def _by_trial(
-    problem: Problem, pullback: Pullback, outputs: Coordinates, inputs: Coordinates
+    problem: Problem, pullback: LinearMap, outputs: Coordinates, inputs: Coordinates
 ) -> tuple[str, str]:
     """The mode whose first few directions take less time, extrapolated to all of them."""
     forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
@@ -144,7 +144,7 @@ def _seconds_per_direction(derivative: LinearMap, over: Coordinates) -> float:
 
 def _by_rows(
     problem: Problem,
-    pullback: Pullback,
+    pullback: LinearMap,
     outputs: Coordinates,
     inputs: Coordinates,
     request: Request,
