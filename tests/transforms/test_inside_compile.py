@@ -223,6 +223,41 @@ def test_sizes_that_are_unknown():
         assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_distances(p):
+    """Jacobians of `cdist`, whose batched backward is wrong in torch, and its second derivative."""
+    torch._dynamo.reset()
+    points = torch.linspace(-1, 2, 6, **DOUBLE).cos().reshape(3, 2)
+
+    def distances(y):
+        return torch.cdist(y, points, p)
+
+    def by_hand(y):
+        return (y.unsqueeze(1) - points).abs().pow(p).sum(-1).pow(1 / p)
+
+    def every(f, transforms):
+        total = lambda y: f(y).sum()
+        return lambda y: (transforms.jacrev(f)(y), transforms.jacfwd(f)(y), transforms.hessian(total)(y))
+
+    point = rows[:4, :2]
+    compiled = torch.compile(every(distances, covector), fullgraph=True, backend="aot_eager")
+    assert_close(compiled(point), every(by_hand, torch.func)(point))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_maps_that_were_made_outside():
+    """They are called eagerly, also after one of the same kind was traced."""
+    torch._dynamo.reset()
+    pull = covector.vjp(lambda x: {"y": x.sin()}, x)[1]
+    push = covector.linearize(torch.sin, x)[1]
+
+    def maps(y):
+        inner = covector.vjp(torch.sin, y)[1](y), covector.linearize(torch.sin, y)[1](y)
+        return inner, pull({"y": y}), push(y)
+
+    assert_close(torch.compile(maps, backend="aot_eager")(u), maps(u))
+
+
 class Force(torch.nn.Module):
     """A module with a derivative inside, which trains by its parameters."""
 

@@ -16,7 +16,15 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_dynamo_compiling as tracing
 
-__all__ = ["eager_alone", "is_transform", "named_after", "outside_graphs", "tracing", "without_values"]
+__all__ = [
+    "eager_alone",
+    "held",
+    "is_transform",
+    "named_after",
+    "outside_graphs",
+    "tracing",
+    "without_values",
+]
 
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -94,3 +102,27 @@ def outside_graphs(function: F, like: Any = None) -> F:
         _left_alone[id(code)] = _transforms[id(code)] = code
         set_code_exec_strategy(code, _EAGER)
     return function
+
+
+class _Held:
+    """A function that is handed out, to be called later, and by compiled code eagerly.
+
+    A class, because dynamo knows the code of a function by how it met it first: a mark on a function is not
+    seen where others of the same code were traced before.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__wrapped__ = function
+        self.__name__ = function.__name__
+
+    @outside_graphs
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Held:
+        return self  # as a function is
+
+
+def held(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that holds a graph which was recorded now: part of the trace if there is one, or eager."""
+    return function if tracing() else _Held(function)

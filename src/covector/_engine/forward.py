@@ -15,7 +15,7 @@ from torch import Tensor
 from covector._engine import levels
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
-from covector._engine.traced import run_without_fused_attention
+from covector._engine.traced import run_traced
 from covector._tree import Evaluation
 
 _make_dual = torch._VF._make_dual
@@ -111,7 +111,7 @@ def _pushed(run: Run, inner: list[Any], moving: dict[int, Tensor], number: int) 
             inner[index] = _make_dual(leaf, moving[index], level=0)
         elif isinstance(leaf, Tensor):
             inner[index] = levels.wrap(leaf, number)
-    found, spec, aux, aux_spec = run_without_fused_attention(run, inner) if tracing() else run(inner)
+    found, spec, aux, aux_spec = run_traced(run, inner, twice=True) if tracing() else run(inner)
     outputs: list[Tensor] = []
     pushed: list[Tensor | None] = []
     for output in found:

@@ -21,7 +21,7 @@ from covector._engine.scopes import (
     Scope,
     scope_here,
 )
-from covector._engine.traced import run_without_fused_attention
+from covector._engine.traced import run_traced
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
@@ -118,14 +118,14 @@ def record(
     nested = levels.traced_inside()
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, nested=nested)
+        evaluation = _run(run, inner, twice=nested)
     variables = list(map(inner.__getitem__, chosen))
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
-def _run(run: Run, leaves: list[Any], *, nested: bool) -> Evaluation:
-    """Run the function on these leaves; `nested`: traced by dynamo, and the derivative is differentiated."""
-    return run_without_fused_attention(run, leaves) if nested else run(leaves)
+def _run(run: Run, leaves: list[Any], *, twice: bool) -> Evaluation:
+    """Run the function on these leaves; if dynamo traces that, the derivative may be taken `twice`."""
+    return run_traced(run, leaves, twice=twice) if tracing() else run(leaves)
 
 
 def resumed(
@@ -153,7 +153,7 @@ def record_gradient(
     """
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, nested=tracing())
+        evaluation = _run(run, inner, twice=True)
         variables = [inner[index] for index in chosen]
         (value,) = evaluation.outputs
         pulled: Sequence[Tensor | None] = [None] * len(variables)
@@ -261,7 +261,7 @@ def linearize(
     """Run the function and its pullback once, and keep the graph of the pullback."""
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, nested=tracing())
+        evaluation = _run(run, inner, twice=True)
         variables = [inner[index] for index in chosen]
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [

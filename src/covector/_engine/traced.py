@@ -7,12 +7,14 @@ it, and pull back. Nothing can be asked of the autograd graph or of values: the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch._C import _functorch as stack
 from torch._functorch import eager_transforms as peer
+from torch.overrides import TorchFunctionMode
 
 from covector._engine import levels
 from covector._engine.attention import differentiable_attention
@@ -64,10 +66,26 @@ class TracedScope:
         return levels.unwrap_if_dead(output)
 
 
-def run_without_fused_attention(run: Callable[[list[Any]], Evaluation], leaves: list[Any]) -> Evaluation:
-    """The function on these leaves; fused attention, which has no second derivative, is not tried first.
+class _Distances(TorchFunctionMode):
+    """Inside, `cdist` is a difference and a norm.
 
-    Elsewhere that is tried, and done again without it where it fails; dynamo does not do a thing twice.
+    Its own backward has a wrong batching rule, and no derivative. Elsewhere the graph tells that it is there;
+    here there is no graph to look at.
     """
-    with differentiable_attention():
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_cdist if function is torch.cdist else function)(*args, **(kwargs or {}))
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
+
+
+def run_traced(run: Callable[[list[Any]], Evaluation], leaves: list[Any], *, twice: bool) -> Evaluation:
+    """The function on these leaves, by operations whose derivatives can be batched, or taken `twice`.
+
+    Fused attention, which has no second derivative, is elsewhere tried first, and done again without where it
+    fails; dynamo does not do a thing twice.
+    """
+    with _Distances(), differentiable_attention() if twice else nullcontext():
         return run(leaves)

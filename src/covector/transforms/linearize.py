@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import eager_alone, outside_graphs
+from covector._engine.compiled import eager_alone, held
 from covector._engine.scopes import LastingScope
 from covector._engine.watch import always_recording
 from covector._linear import Linearized
@@ -59,4 +59,4 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         direction = check_match(caller, "tangent", tangents, like, structure, lambda: arguments.paths(func))
         return unflatten(linear.apply(direction), spec)
 
-    return linear.evaluation.value(), outside_graphs(jvp_fn)
+    return linear.evaluation.value(), held(jvp_fn)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covector._engine import levels, short
-from covector._engine.compiled import eager_alone, outside_graphs
+from covector._engine.compiled import eager_alone, held, outside_graphs
 from covector._engine.scopes import LastingScope
 from covector._engine.short import ShortRun
 from covector._linear import Pullback
@@ -65,7 +65,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     arguments = check_primals(caller, select_all(primals))
     run = runner(caller, arguments, accept_differentiable, has_aux=has_aux)
     pullback = Pullback(caller, run, arguments, LastingScope)
-    pull = outside_graphs(_puller(caller, pullback, arguments))
+    pull = held(_puller(caller, pullback, arguments))
     evaluation = pullback.evaluation
     if has_aux:
         return evaluation.value(), pull, evaluation.aux_value()
@@ -101,7 +101,7 @@ def _short_vjp(caller: Caller, primals: tuple[Any, ...]) -> tuple[Any, Pull]:
     if shown is not None:
         return shown, _ShortPull(caller, primals, run, shown)
     output, pull = _long_vjp(caller, primals, run)
-    return output, outside_graphs(pull)
+    return output, held(pull)
 
 
 # A class, because it is marked once: closures would have to be marked one by one.
