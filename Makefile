@@ -40,10 +40,10 @@ browser: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser
 
-# Kernels in Triton, on the CPU by its interpreter.
+# Kernels in Triton, on the CPU by its interpreter, and an operator in C++, which takes a compiler.
 kernels: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[kernels]"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton_kernels.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton_kernels.py tests/kernels/test_cpp_kernels.py
 
 # Side by side with torch.func in one process, as ratios; ONLY="part of a name" runs some of it.
 bench: $(READY)

@@ -1,7 +1,8 @@
 """Make the pictures of the documentation: `python docs/make_images.py`.
 
-`failure.svg` is the report of the first check in the README as a terminal shows it, `page.png` its page.
-The latter needs playwright and Chromium, and is left as it is without them.
+`failure.svg` is the report of the first check in the README as a terminal shows it, `page.png` its page,
+`kernel.svg` the report of the planted bug in `how-to/kernels.md`.
+`page.png` needs playwright and Chromium, and is left as it is without them.
 """
 
 import doctest
@@ -20,6 +21,7 @@ CHROMIUM = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
 
 
 README = Path(__file__).parent.parent / "README.md"
+KERNELS = Path(__file__).parent / "how-to" / "kernels.md"
 
 
 def report():
@@ -33,11 +35,21 @@ def report():
     raise AssertionError("the first check of the README fails")
 
 
-def svg():
-    """The report as a terminal shows it."""
+def kernel_report():
+    """The first report that fails on the page about kernels."""
+    names = {}
+    for example in doctest.DocTestParser().get_examples(KERNELS.read_text(encoding="utf-8")):
+        exec(compile(example.source, "kernels.md", "exec"), names)
+        if "report" in names and not names["report"]:
+            return names["report"]
+    raise AssertionError("a check of the page fails")
+
+
+def svg(shown, title):
+    """A report as a terminal shows it."""
     console = Console(file=io.StringIO(), record=True, width=100, force_terminal=True)
-    console.print(report())
-    text = console.export_svg(title="covector.gradcheck(Affine.apply, inputs)", unique_id="covector")
+    console.print(shown)
+    text = console.export_svg(title=title, unique_id="covector")
     # Without the fonts that rich would have the reader's browser load from elsewhere.
     return re.sub(r"\s*@font-face \{.*?\}", "", text, flags=re.DOTALL)
 
@@ -58,6 +70,8 @@ def screenshot(path):
 
 
 if __name__ == "__main__":
-    (IMAGES / "failure.svg").write_text(svg())
+    (IMAGES / "failure.svg").write_text(svg(report(), "covector.gradcheck(Affine.apply, inputs)"))
+    title = "covector.check_kernel(Wrong.apply, reference, x)"
+    (IMAGES / "kernel.svg").write_text(svg(kernel_report(), title))
     if CHROMIUM.exists():
         screenshot(IMAGES / "page.png")

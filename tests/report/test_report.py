@@ -16,7 +16,7 @@ from rich.console import Console
 
 import covector
 from covector.errors import CovectorError
-from covector.verify.finding import Outcome
+from covector.verify.finding import Outcome, Table
 from mutants import ruled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -627,3 +627,11 @@ def test_the_names_that_people_see():
     assert covector.__version__
     assert covector.scipy.objective
     assert not [name for name in dir(covector) if name.startswith("_") and name != "__version__"]
+
+
+def test_names_of_columns_are_no_markup():
+    """What stands between brackets is part of the name, with rich too."""
+    table = Table("errors", ("entry", "error [ulp]"), (("x[0]", 3.5),))
+    shown = covector.Report("kernel", "check_kernel", (), tables=(table,))
+    assert "error [ulp]" in _rich_text(shown)
+    assert "error [ulp]" in str(shown)

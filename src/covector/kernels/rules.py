@@ -185,6 +185,8 @@ def _few(suspect: Suspect) -> Found:
 
 def _precision(suspect: Suspect) -> Found:
     """Errors without a pattern: rounding in a coarser dtype, or many roundings in this one."""
+    if _region(suspect) is not None or _few(suspect) is not None:
+        return None
     size = float(suspect.golden[suspect.truth.judged].norm())
     relative = float(suspect.error.norm()) / size if size else 0.0
     own = torch.finfo(suspect.truth.dtype).eps

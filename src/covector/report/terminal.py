@@ -183,7 +183,7 @@ def _rich_table(table: Table) -> Any:
 
     shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))
     for name in table.columns:
-        shown.add_column(name, overflow="fold", justify="left")
+        shown.add_column(Text(name), overflow="fold", justify="left")  # not markup: "error [ulp]"
     for row in _written(table):
         shown.add_row(*map(Text, row))
     return Padding(shown, (0, 0, 0, 2))
