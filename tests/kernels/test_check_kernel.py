@@ -346,21 +346,62 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_shown_after_two_seconds(monkeypatch):
-    """On a terminal, on one line that is wiped."""
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    """On a terminal, on one line that is wiped; also while one step takes long."""
+    timers = []
+
+    class Clock:
+        """A timer whose time is up when the test says so."""
+
+        def __init__(self, seconds, tell):
+            self.seconds, self.tell, self.started, self.cancelled = seconds, tell, False, False
+            timers.append(self)
+
+        def start(self):
+            self.started = True
+
+        def cancel(self):
+            self.cancelled = True
+
+    monkeypatch.setattr(progress, "Timer", Clock)
     terminal, pipe = Terminal(), io.StringIO()
     for file in (terminal, pipe):
-        clock[0] = 0.0
         shown = progress.Progress("check_kernel(f)", file)
         shown.at("layout")
         assert file.getvalue() == ""
-        clock[0] = 2.5
+        clock = timers[-1]
+        assert clock.seconds == 2.0
+        assert clock.started == (file is terminal)
+        if clock.started:
+            clock.tell()
+            assert "check_kernel(f): layout" in file.getvalue()
         shown.at("scale")
         shown.done()
+        assert clock.cancelled
     assert "check_kernel(f): scale" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r")
     assert pipe.getvalue() == ""
+
+
+def test_a_reference_that_computes_in_less_than_float64_is_named():
+    """Its values are no golden ones; for a dtype that is coarser still they are good enough."""
+
+    def reference(x):
+        return torch.sin(x.float()).to(x.dtype)
+
+    report = covector.check_kernel(torch.sin, reference, randn(6, 9), lenses=["again"])
+    assert report.outcome is Outcome.INCONCLUSIVE
+    assert "the reference computes in float32" in report.findings[0].summary
+    assert covector.check_kernel(torch.sin, reference, randn(6, 9, dtype=BF16), lenses=["again"])
+
+
+@pytest.mark.parametrize(
+    "kernel", [lambda x: (x.sin(), x), lambda x: 1 / 0, lambda x: None, lambda x: x.sin()[1:]]
+)
+def test_a_kernel_that_gives_something_else_is_reported_once(kernel):
+    """The lenses have nothing to look at, and say so."""
+    report = covector.check_kernel(kernel, torch.sin, randn(6, 9))
+    assert [f.check for f in report.findings if f.outcome is not Outcome.PASSED] == ["as given"]
+    assert {row[3] for row in report.tables[1].rows} == {"not looked at"}
 
 
 def test_limits_follow_from_the_ratio():

@@ -84,6 +84,8 @@ class Bench:
     changed: dict[str, str] = field(default_factory=dict)
     """What the kernel wrote into, and in which way of calling it that was seen first."""
     output_names: list[str] = field(default_factory=list)
+    wrong: bool = False
+    """Whether the kernel is wrong as it was given."""
     first: First | None = None
     """The first run of the kernel, as it was given; None if it raised."""
 

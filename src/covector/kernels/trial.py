@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from covector._engine import graph
 from covector.kernels import base
 from covector.kernels.bench import Bench, raised
 from covector.kernels.combined import Combined
@@ -13,7 +16,9 @@ from covector.kernels.lenses.table import Lens
 from covector.kernels.precise import precise
 from covector.kernels.progress import Progress
 from covector.kernels.row import Row, Status
+from covector.kernels.subject import variables
 from covector.verify.finding import Finding, Outcome
+from covector.verify.leaves import doubled, is_differentiable
 
 _FIX_REFERENCE = (
     "The reference has to be plain torch code that follows the dtype of its inputs: make new tensors like "
@@ -36,29 +41,60 @@ def tried(bench: Bench, lenses: tuple[Lens, ...], progress: Progress, label: str
     progress.at(f"outputs and gradients{label}")
     try:
         bench.truths  # noqa: B018 - made here, where it can fail
+        text = coarse_reference(bench)
     except Exception as error:
         text = f"the reference {raised(error)}"
+    if text:
         found = Finding(f"reference{label}", Outcome.INCONCLUSIVE, text, advice=_FIX_REFERENCE)
         return Trial(bench.dtype, [], [], [found])
     compared = base.compared(bench)
     findings = [base_finding(f"as given{label}", compared)]
-    wrong = any(one.outcome is Outcome.FAILED for one in compared)
+    bench.wrong = any(one.outcome is Outcome.FAILED for one in compared)
+    # What raises, or gives other outputs than the reference, cannot be looked at in other ways.
+    broken = any(one.outcome is Outcome.FAILED and one.truth is None and one.got is None for one in compared)
     combined = Combined(bench)
     looked = []
     for lens in lenses:
         progress.at(f"{lens.name}{label}")
-        rows = _rows(lens, bench, combined, wrong)
+        rows = _rows(lens, bench, combined, broken)
         looked.append((lens.name, rows))
         findings.append(lens_finding(f"{lens.name}{label}", rows))
-    if not wrong:
+    if not bench.wrong:
         progress.at(f"gradient check in float64{label}")
         findings += precise(bench, f"float64{label}")
     return Trial(bench.dtype, compared, looked, findings)
 
 
-def _rows(lens: Lens, bench: Bench, combined: Combined, wrong: bool) -> list[Row]:
+# Golden values have to be this many times as sharp as the dtype that is checked.
+_SHARPER = 64
+
+
+def coarse_reference(bench: Bench) -> str:
+    """What is wrong with a reference that takes float64, and computes in less."""
+    leaves = variables([doubled(leaf) for leaf in bench.leaves], bench.arguments.chosen)
+    with torch.enable_grad():
+        outputs = [output for output in bench.reference(leaves) if is_differentiable(output)]
+    if bench.arguments.chosen:  # a constant has the dtype that it has
+        outputs = [output for output in outputs if output.requires_grad]
+    reached = graph.reached([output for output in outputs if output.requires_grad])
+    used = {output.dtype for output in outputs} | graph.dtypes(reached.inner)
+    coarsest = max(used, key=lambda dtype: _eps(dtype), default=torch.float64)
+    checked = min((_eps(leaf.dtype) for leaf in bench.leaves if is_differentiable(leaf)), default=1.0)
+    if _eps(coarsest) <= max(checked / _SHARPER, _eps(torch.float64)):
+        return ""
+    name = str(coarsest).removeprefix("torch.")
+    return (
+        f"the reference computes in {name} where it is given float64, so that its values are no golden ones"
+    )
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _rows(lens: Lens, bench: Bench, combined: Combined, broken: bool) -> list[Row]:
     """What a lens shows; one that breaks says so, and the others go on."""
-    if wrong and lens.rests_on_truth:
+    if broken or (bench.wrong and lens.rests_on_truth):
         return [Row(lens.name, Status.SKIPPED, "the kernel is wrong as it was given")]
     rows: list[Row] = []
     try:
