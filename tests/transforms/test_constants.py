@@ -45,6 +45,10 @@ OPERATIONS = {
     "torch.mul": lambda x, c: torch.mul(x, c),
     "torch.div": lambda x, c: torch.div(x, c),
     "torch.sub": lambda x, c: torch.sub(x, c),
+    "torch.subtract": lambda x, c: torch.subtract(x, c),
+    "torch.multiply": lambda x, c: torch.multiply(x, c),
+    "torch.divide": lambda x, c: torch.divide(x, c),
+    "torch.true_divide": lambda x, c: torch.true_divide(c, x + 5),
     "twice": lambda x, c: (x * c) * (x + c),
     "chain": lambda x, c: ((x + c) * c - c) / 2,
 }
@@ -74,6 +78,15 @@ def test_every_operation_with_every_kind_of_constant(operation, constant):
         torch.testing.assert_close(
             covector.jacfwd(function)(X), torch.func.jacfwd(function)(X), rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("operation", [torch.dot, torch.vdot, torch.inner])
+@pytest.mark.parametrize("constant", [ROW, torch.complex(ROW, ROW + 1)], ids=["real", "complex"])
+def test_products_of_vectors(operation, constant):
+    """With the constant on either side."""
+    x, u = X[0].to(constant.dtype), U[0].to(constant.dtype)
+    for function in (lambda x: operation(x, constant), lambda x: operation(constant, x)):
+        assert_same(covector.jvp(function, (x,), (u,)), torch_jvp(function, x, u))
 
 
 def _without_grad(x):

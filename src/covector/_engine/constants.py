@@ -3,7 +3,8 @@
 For `x * c`, where x alone moves, torch adds the product with a tangent of zeros for c, and asks its Python
 description of the operation for the shape of that: about a hundred microseconds each time, and seconds the
 first time, for the import of a symbolic algebra package. The operations here are affine in the operand that
-moves, so the tangent of the result is the operation without its constant term, applied to the tangent.
+moves (but for a divisor), so the tangent of the result is the operation without its constant term, applied to
+the tangent.
 """
 
 from __future__ import annotations
@@ -135,7 +136,10 @@ def _product(operation: Operation, args: Arguments, position: int, tangent: Tens
 
 
 def _quotient(operation: Operation, args: Arguments, position: int, tangent: Tensor) -> Tensor | None:
-    return operation(tangent, args[1]) if position == 0 else None
+    if position == 0:
+        return operation(tangent, args[1])
+    divisor = _unpack_dual(args[1], level=0)[0]
+    return -(tangent * operation(args[0], divisor)) / divisor
 
 
 def _layer(operation: Operation, args: Arguments, position: int, tangent: Tensor) -> Tensor | None:
@@ -144,8 +148,10 @@ def _layer(operation: Operation, args: Arguments, position: int, tangent: Tensor
 
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys((torch.add, Tensor.add), _sum),  # the operators of Python arrive as these methods
-    **dict.fromkeys((torch.sub, Tensor.sub), _difference),
-    **dict.fromkeys((torch.mul, Tensor.mul), _product),
-    **dict.fromkeys((torch.div, Tensor.div), _quotient),
+    **dict.fromkeys((torch.sub, Tensor.sub, torch.subtract, Tensor.subtract), _difference),
+    **dict.fromkeys((torch.mul, Tensor.mul, torch.multiply, Tensor.multiply), _product),
+    **dict.fromkeys((torch.dot, Tensor.dot, torch.vdot, Tensor.vdot, torch.inner, Tensor.inner), _product),
+    **dict.fromkeys((torch.div, Tensor.div, torch.divide, Tensor.divide), _quotient),
+    **dict.fromkeys((torch.true_divide, Tensor.true_divide), _quotient),
     linear: _layer,
 }

@@ -78,22 +78,20 @@ _SEES_GRAPH: frozenset[Any] = frozenset(
     ]
 )
 
-# Operations whose forward rule makes a tensor of zeros for an operand without a tangent, which takes
-# longer than to record the operation and go through its graph twice (measured on small tensors): for
-# any constant operand, for a constant tensor, for vectors of which one is constant.
+# Operations without a rule in `constants`, whose forward rule makes a tensor of zeros for an operand without
+# a tangent, which takes longer than to record the operation and go through its graph twice (measured on
+# small tensors): for any constant operand, for a constant tensor, for vectors of which one is constant.
 _DEAR_WITH_CONSTANTS = frozenset(
     [
-        *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "__rdiv__"),
-        *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
-        *("addmm", "addmv", "addr", "addbmm", "baddbmm", "addcmul", "addcdiv", "linear", "bilinear"),
+        *("__rdiv__", "add_", "sub_", "mul_", "div_"),
+        *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"),
+        *("addmm", "addmv", "addr", "addbmm", "baddbmm", "addcmul", "addcdiv", "bilinear"),
         *("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "dist", "dropout"),
         *("logaddexp", "logaddexp2", "xlogy", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
         *("rms_norm", "prelu", "cosine_similarity", "binary_cross_entropy_with_logits"),
     ]
 )
-_DEAR_WITH_CONSTANT_TENSORS = frozenset(
-    ["pow", "__rpow__", "lerp", "linalg_cross", "cross", "linalg_solve", "dot", "vdot", "inner"]
-)
+_DEAR_WITH_CONSTANT_TENSORS = frozenset(["pow", "__rpow__", "linalg_cross", "cross", "linalg_solve"])
 _DEAR_FOR_VECTORS = frozenset(["matmul", "__matmul__", "__rmatmul__"])
 
 

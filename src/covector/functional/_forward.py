@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from covector._engine import forward, levels
+from covector._engine.constants import without_zeros
 from covector._engine.tensors import version
 from covector._engine.watch import ForwardWatch, NotForward
 from covector.functional._door import Call, Tensors, accept_any, runner
@@ -50,6 +51,7 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
         return returned
 
     run = runner(call._replace(caller=call.caller._replace(function=watched)), accept_any)
+    run = without_zeros(function, run)
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
     copies = [tensor.clone() for tensor in call.inputs]
     versions = [version(copy) for copy in copies]
