@@ -225,18 +225,8 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
 
 
 def kinds(tensors: Sequence[Tensor]) -> set[type]:
-    """The types of the nodes behind these tensors. This is on the path of every linearization."""
-    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    found, seen = set(), set()
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            found.add(type(node))
-            for parent, _ in node.next_functions:
-                if parent is not None:
-                    pending.append(parent)
-    return found
+    """The types of the nodes behind these tensors, but for leaves."""
+    return set(map(type, reached(tensors).inner))
 
 
 def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
