@@ -394,6 +394,10 @@ EXPLAINED = {
     ("as_strided_scatter", "jacfwd"): Explained(
         "torch.func cannot batch it, and plain autograd is wrong as above", _central_jacobian, 1e-6
     ),
+    ("cdist", "jacrev"): Explained(
+        "torch's batching rule for the backward of cdist is wrong unless an operand is batched too",
+        plain.jacobian,
+    ),
     ("cholesky_inverse", "linearize"): Explained(
         "torch's forward-mode rule of cholesky_inverse is wrong away from the identity", plain.jvp
     ),
