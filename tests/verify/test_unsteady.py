@@ -137,6 +137,8 @@ class Tripled(Function):
 class Wrong(Function):
     """2 x, of which a batch of derivatives is 3."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return 2 * x
@@ -149,21 +151,40 @@ class Wrong(Function):
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         return Tripled.apply(cotangent)
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        return Tripled.apply(tangent)
+
 
 def second_by_second(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x * 3, Wrong.apply(y) + x
 
 
-def test_which_batch_is_wrong() -> None:
-    """The output and the input are named, with both numbers and the keyword."""
-    report = covector.check(second_by_second, pair, check_batched_grad=True)
-    (found,) = [found for found in report.findings if found.check == "batched gradients"]
+BATCHES = {
+    "check_batched_grad": {"check_batched_grad": True},
+    "check_batched_forward_grad": {"check_batched_forward_grad": True, "check_forward_ad": True},
+}
+
+
+@pytest.mark.parametrize(("keyword", "keywords"), BATCHES.items(), ids=BATCHES.keys())
+def test_which_batch_is_wrong(keyword: str, keywords: dict[str, bool]) -> None:
+    """The output and the input are named, with both numbers and the keyword; nothing else is accused."""
+    report = covector.check(second_by_second, pair, **keywords)
+    (found,) = [found for found in report.findings if found.outcome == "failed"]
+    assert found.check == ("batched gradients" if "forward" not in keyword else "batched forward gradients")
     assert found.summary.startswith("vmap over d output[1] / d y gives another result than a loop: got ")
     got, expected = (
         float(word.partition(" ")[2]) for word in found.summary.split(": ")[1].split(", at")[0].split(", ")
     )
     assert got == pytest.approx(1.5 * expected, rel=1e-5)
-    assert "check_batched_grad=False" in found.advice
+    assert f"{keyword}=False" in found.advice
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_wrong_batch_that_was_not_asked_for(fast: bool) -> None:
+    """Derivatives may be taken in batches, but a batch is believed only if it agrees with a single one."""
+    for library in (torch.autograd, covector):
+        assert library.gradcheck(second_by_second, pair, check_forward_ad=True, fast_mode=fast)
 
 
 class Alone(Function):
@@ -184,12 +205,6 @@ class Alone(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return 2 * tangent if tangent.sum().item() < torch.inf else tangent
-
-
-BATCHES = {
-    "check_batched_grad": {"check_batched_grad": True},
-    "check_batched_forward_grad": {"check_batched_forward_grad": True, "check_forward_ad": True},
-}
 
 
 @pytest.mark.parametrize(("keyword", "keywords"), BATCHES.items(), ids=BATCHES.keys())

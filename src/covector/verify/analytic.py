@@ -20,7 +20,7 @@ from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, unit
+from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -343,11 +343,12 @@ class ForwardMap(_QuietMap):
         """Whether every column of A was computed."""
         return self._matrix is not None
 
-    def sum_of_pushes(self, tangent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sum_of_pushes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A tangent, its image as a sum of images that are known, and the size of what was added up.
 
-        It is this tangent where all of A is known, else a multiple of the sum of the first that were pushed.
+        It is the random one if all of A is known, else a multiple of the sum of the first that were pushed.
         """
+        tangent = self.along
         if self._matrix is not None:
             return tangent, self._matrix @ tangent, abs(self._matrix) @ abs(tangent)
         if self._pushed is None:
@@ -358,13 +359,28 @@ class ForwardMap(_QuietMap):
         return scale * moves.sum(0), scale * images.sum(0), scale * abs(images).sum(0)
 
     def columns(self, which: np.ndarray) -> np.ndarray:
-        """These columns of A; once all of them are known, they are kept."""
+        """These columns of A. All of them are kept, once batches agreed with a single push."""
         if self._matrix is not None:
             return self._matrix[:, which]
         matrix = self.unchecked_columns(which)
         if len(which) == self.problem.inputs.size:
+            if self.batching.rung != "loop" and self._disagrees(matrix):
+                self.batching = self.batching.down("loop", "the batch disagrees with a single push")
+                matrix = self.unchecked_columns(which)
             self._matrix = matrix
         return matrix
+
+    @lazy
+    def along(self) -> np.ndarray:
+        """A random tangent."""
+        return normal(self.problem.inputs.size, self._seed).numpy()
+
+    def _disagrees(self, matrix: np.ndarray) -> bool:
+        """Whether these columns do not add up to what a single push gives."""
+        alone = self.push_coordinates(torch.from_numpy(self.along)).numpy()
+        with np.errstate(all="ignore"):
+            off, size = abs(matrix @ self.along - alone), abs(matrix) @ abs(self.along)
+        return bool((off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any())
 
     def unchecked_columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A, computed anew."""

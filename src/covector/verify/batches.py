@@ -63,10 +63,11 @@ def _batching(run: CheckRun, batch: _Batch, chart: Chart | Sampled) -> Finding:
         )
     for which, (a, b) in enumerate(zip(got, expected, strict=True)):
         if not torch.allclose(a, b, equal_nan=True):
+            source, got_alone, expected_alone = _alone(batch.apply, stacks, which) or (0, a, b)
             return failed(
                 batch.check,
-                f"vmap over {batch.names[which][_source(batch.apply, stacks, which)]} gives another result "
-                f"than a loop: {_farthest(a, b)}",
+                f"vmap over {batch.names[which][source]} gives another result than a loop: "
+                f"{_farthest(got_alone, expected_alone)}",
                 f"A batching rule on the way is wrong; {batch.keyword}=False leaves this check out.",
             )
     return passed(batch.check)
@@ -83,14 +84,14 @@ def _in_a_batch(apply: Apply, stacks: list[Tensor]) -> list[Tensor]:
             raise refusal from None
 
 
-def _source(apply: Apply, stacks: list[Tensor], which: int) -> int:
-    """The tensor among the directions that alone makes a batch differ in this result; else the first."""
+def _alone(apply: Apply, stacks: list[Tensor], which: int) -> tuple[int, Tensor, Tensor] | None:
+    """The tensor among the directions that alone makes a batch differ in a result, and what it gives then."""
     for index in range(len(stacks)):
         alone = [stack if i == index else torch.zeros_like(stack) for i, stack in enumerate(stacks)]
         got, expected = _in_a_batch(apply, alone)[which], looped(apply, alone)[which]
         if not torch.allclose(got, expected, equal_nan=True):
-            return index
-    return 0
+            return index, got, expected
+    return None
 
 
 def _farthest(got: Tensor, expected: Tensor) -> str:

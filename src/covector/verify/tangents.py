@@ -40,9 +40,7 @@ def _parts_of_a_tangent(run: CheckRun) -> tuple[list[_Part], Tensor, Tensor]:
     expanded tangent reaches a rule only with an expanded input: torch lays a tangent out as its primal.)
     """
     forward, chart = run.forward, run.problem.inputs
-    tangent, image, size = map(
-        torch.from_numpy, forward.sum_of_pushes(normal(chart.size, run.options.seed).numpy())
-    )
+    tangent, image, size = map(torch.from_numpy, forward.sum_of_pushes())
     large, tiny = forward.random.large, -1 / forward.random.shrink
     ones = _Part(real_ones(chart), large, "whose numbers are all equal")
     if not run.custom:
@@ -94,9 +92,7 @@ def undefined_tangents(run: CheckRun) -> Finding:
     count = len(problem.inputs.places)
     if count == 1:
         return passed(name)
-    tangent, image, size = map(
-        torch.from_numpy, forward.sum_of_pushes(normal(problem.inputs.size, run.options.seed).numpy())
-    )
+    tangent, image, size = map(torch.from_numpy, forward.sum_of_pushes())
     tangents, images = problem.inputs.from_coords(tangent.clone()), []
     for missing in range(count):
         some = [i for i in range(count) if i != missing]
