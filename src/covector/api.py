@@ -254,7 +254,7 @@ def gradgradcheck(
     check_fwd_over_rev: bool = False,
     check_rev_over_rev: bool = True,
     fast_mode: bool = False,
-    masked: bool | None = None,
+    masked: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
     seed: int = 0,
     max_memory: int | str | None = None,
