@@ -52,10 +52,11 @@ def guarded(function: Callable[..., Any], found: Found, variables: Sequence[Tens
 class _Guard:
     """Inside, operations that write what depends on the variables to one of these tensors are refused."""
 
-    __slots__ = ("_captured", "_off", "_own")
+    __slots__ = ("_captured", "_names", "_off", "_own")
 
     def __init__(self, captured: Sequence[Captured], variables: Sequence[Tensor]) -> None:
         self._captured, self._own = captured, _Own(variables)
+        self._names: dict[int, str] | None = None  # of places in memory, once there is a write
         self._off = False  # whether the function switched grad mode off; another mode may keep it on
 
     def __enter__(self) -> Self:
@@ -68,12 +69,13 @@ class _Guard:
     def __torch_function__(
         self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if operation is torch._C._set_grad_enabled:
+        if kwargs or writes_in_place(getattr(operation, "__name__", "")):
+            for target in targets(operation, args, kwargs):
+                name = self._name_of(target)
+                if name is not None and any(self._depends(value) for value in tensors_in(args)):
+                    raise WriteRefused(name)
+        elif operation is torch._C._set_grad_enabled:
             self._off = not args[0]
-        for target in targets(operation, args, kwargs):
-            name = self._name_of(target)
-            if name is not None and any(self._depends(value) for value in tensors_in(args)):
-                raise WriteRefused(name)
         return operation(*args, **kwargs) if kwargs else operation(*args)
 
     def _depends(self, value: Tensor) -> bool:
@@ -83,14 +85,19 @@ class _Guard:
         return self._own.behind(value)
 
     def _name_of(self, target: Tensor) -> str | None:
-        """What the function calls the captured tensor to whose numbers this one leads, if it does."""
-        place = storage_of(levels.innermost(target))
-        if place is not None:
-            for tensor, name, _ in self._captured:
-                held = storage_of(tensor)
-                if held is not None and held._cdata == place._cdata:
-                    return name
-        return None
+        """What the function calls the captured tensor whose numbers these are, if they are."""
+        if self._names is None:
+            self._names = {_place_of(tensor): name for tensor, name, _ in reversed(self._captured)}
+        return self._names.get(_place_of(levels.innermost(target)))
+
+
+def _place_of(tensor: Tensor) -> int:
+    """Where the numbers of a tensor are, as a number; that of the tensor itself if they have no place."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        stored = storage_of(tensor)
+        return id(tensor) if stored is None else stored._cdata
 
 
 def written(found: Found, variables: Sequence[Tensor]) -> str | None:
