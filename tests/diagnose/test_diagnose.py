@@ -302,7 +302,6 @@ NAMED = {
         "forward: factor 1.01",
         "forward: wrong where reverse is not asked for",
         "reverse wrong, forward right",
-        "batch rule of the forward rule",
         "wrong backward that a wrong batch rule confirms",
         "second order: half detached",
         "second order: factor 1.01",
