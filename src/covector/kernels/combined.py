@@ -1,8 +1,8 @@
 """Layouts of inputs, layouts of cotangents and subsets that require grad, in runs that they share.
 
-Layouts of the inputs, layouts of the cotangents and subsets take turns side by side, so that every layout is
-run twice, in different company, without the runs that all combinations would take. If a run is wrong, what
-it combines is tried one by one, to say which part is to blame.
+Layouts of the inputs, layouts of the cotangents and subsets take turns side by side, in different company,
+without the runs that all combinations would take. If a run is wrong, what it combines is tried one by one, to
+say which part is to blame.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
-from covector.kernels.bench import Bench, Sample, Truths, raised
-from covector.kernels.layouts import CONTIGUOUS, STEPPED, STRIDED, TRANSPOSED, Layout, laid_out
+from covector.kernels.bench import Bench, Sample, Truths, compact, raised
+from covector.kernels.layouts import CONTIGUOUS, EXPANDED, STRIDED, Layout, laid_out
 from covector.kernels.row import Row, Status, row_of
 from covector.kernels.subject import variables
 from covector.verify.leaves import is_differentiable
@@ -26,6 +26,9 @@ from covector.verify.leaves import is_differentiable
 SUBSETS = 16
 
 _SUM = Layout("expanded, from .sum()", lambda t: t.new_ones(()).expand(t.shape))
+
+# Layouts of cotangents in which these are other numbers.
+_OTHER = (EXPANDED, _SUM)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Combined:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._single: dict[Combination, Row] = {}
-        self._truths: dict[tuple[bool, int | None], Truths] = {}
+        self._truths: dict[tuple[Layout | None, int | None], Truths] = {}
 
     def rows(self, lens: str) -> list[Row]:
         """What the shared runs say about the part of them that belongs to a lens."""
@@ -82,28 +85,31 @@ class Combined:
         return [(lens, row) for (lens, _), row in seen.items()]
 
     def _combinations(self) -> Iterator[Combination]:
-        """Every layout of inputs and of cotangents twice, every subset and every output alone once."""
+        """Every layout of inputs and of cotangents, every subset, and every output alone, at least once."""
         bench, leaves = self.bench, tensors(self.bench)
         known = [
             layout
             for layout in (CONTIGUOUS, *STRIDED)
             if layout is CONTIGUOUS or any(layout.make(bench.leaves[i]) is not None for i in leaves)
         ]
-        cotangents = [CONTIGUOUS, TRANSPOSED, STEPPED, _SUM] if bench.arguments.chosen else [CONTIGUOUS]
+        cotangents = [CONTIGUOUS]
+        if bench.arguments.chosen:
+            pulled = [c for c in bench.sample.cotangents if c is not None]
+            possible = (*STRIDED, *_OTHER)
+            cotangents += [layout for layout in possible if any(layout.make(c) is not None for c in pulled)]
         turns = subsets(bench) or [()]
         strided = max(1, len(known) - 1)
         given = [i for i, c in enumerate(bench.sample.cotangents) if c is not None]
         alone: list[int | None] = [None, *given] if len(given) > 1 else [None]
         count = max(
-            2 * strided if len(known) > 1 else 0,
-            2 * (len(cotangents) - 1),
+            len(known) - 1,
+            len(cotangents) - 1,
             len(turns) - 1,
             len(alone) - 1,
         )
         for number in range(count):
-            # Where both have as many members, the second round pairs them in another way.
             first = 1 + number % strided if len(known) > 1 else 0
-            second = (1 + number + number // len(cotangents)) % len(cotangents)
+            second = (1 + number) % len(cotangents)
             # Neighbouring leaves have different layouts: strides of one may be taken for those of another.
             inputs = tuple(
                 known[(first + leaves.index(i)) % len(known)] if i in leaves and first else CONTIGUOUS
@@ -170,7 +176,6 @@ class Combined:
 
     def _judged(self, combination: Combination) -> Row:
         bench = self.bench
-        summed = combination.cotangents is _SUM
         leaves = [
             laid_out(leaf, layout) if is_differentiable(leaf) else leaf
             for leaf, layout in zip(bench.leaves, combination.inputs, strict=True)
@@ -180,22 +185,21 @@ class Combined:
             for c in _only(bench.sample.cotangents, combination.alone)
         ]
         name = " with ".join(part for _, part in self._parts(combination))
-        return judged(
-            bench, name, leaves, cotangents, self._truth(summed, combination.alone), combination.wanted
-        )
+        return judged(bench, name, leaves, cotangents, self._truth(combination), combination.wanted)
 
-    def _truth(self, summed: bool, alone: int | None) -> Truths:
-        """Of the inputs, with random cotangents or with ones, for all outputs or for one of them."""
-        bench, key = self.bench, (summed, alone)
-        if key == (False, None):
+    def _truth(self, combination: Combination) -> Truths:
+        """Of the inputs, with random cotangents or with those of a layout, for all outputs or for one."""
+        bench, alone = self.bench, combination.alone
+        other = combination.cotangents if combination.cotangents in _OTHER else None
+        if other is None and alone is None:
             return bench.truths
-        if key not in self._truths:
+        if (other, alone) not in self._truths:
             cotangents = _only(bench.sample.cotangents, alone)
-            if summed:
-                cotangents = [None if c is None else torch.ones_like(c) for c in cotangents]
+            if other is not None:
+                cotangents = [None if c is None else compact(laid_out(c, other)) for c in cotangents]
             found = bench.truths_of(Sample(bench.leaves, cotangents))
-            self._truths[key] = _as_noisy(found, bench.truths) if summed else found
-        return self._truths[key]
+            self._truths[other, alone] = _as_noisy(found, bench.truths) if other is not None else found
+        return self._truths[other, alone]
 
 
 def _only(cotangents: Sequence[Tensor | None], alone: int | None) -> list[Tensor | None]:

@@ -71,19 +71,18 @@ def _overlapping(tensor: Tensor) -> Tensor | None:
 
 
 CONTIGUOUS = Layout("contiguous", _contiguous)
-TRANSPOSED = Layout("transposed", _transposed)
-STEPPED = Layout("step 2", _stepped)
 
 # The same numbers in another order of memory.
 STRIDED = (
-    TRANSPOSED,
+    Layout("transposed", _transposed),
     Layout("sliced with an offset", _offset),
-    STEPPED,
+    Layout("step 2", _stepped),
     Layout("channels last", _channels_last),
 )
 
 # Several entries share memory, so that the numbers are other ones.
-SHARED = (Layout("expanded", _expanded), Layout("overlapping", _overlapping))
+EXPANDED = Layout("expanded", _expanded)
+SHARED = (EXPANDED, Layout("overlapping", _overlapping))
 
 
 def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
