@@ -82,7 +82,6 @@ class _Search:
         self.writes = False
 
 
-@cache
 def writes_in_place(name: str) -> bool:
     """Whether an operation of this name writes to its first argument, as far as names tell."""
     return (name[-1:] == "_" and name[-2:] != "__") or name in _IN_PLACE

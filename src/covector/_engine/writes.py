@@ -69,11 +69,12 @@ class _Guard:
     def __torch_function__(
         self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if kwargs or writes_in_place(getattr(operation, "__name__", "")):
+        name = getattr(operation, "__name__", "")
+        if kwargs or (name[-1:] == "_" and writes_in_place(name)):
             for target in targets(operation, args, kwargs):
-                name = self._name_of(target)
-                if name is not None and any(self._depends(value) for value in tensors_in(args)):
-                    raise WriteRefused(name)
+                held = self._name_of(target)
+                if held is not None and any(self._depends(value) for value in tensors_in(args)):
+                    raise WriteRefused(held)
         elif operation is torch._C._set_grad_enabled:
             self._off = not args[0]
         return operation(*args, **kwargs) if kwargs else operation(*args)
