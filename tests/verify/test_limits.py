@@ -129,6 +129,14 @@ def test_a_kink_at_the_point_is_no_derivative() -> None:
     assert passes(torch.relu, x, kinks="pass")
 
 
+def test_a_function_that_moves_in_steps_may_be_accused() -> None:
+    """Here by steps of 1e-6, as long as those of the check; with longer ones it passes."""
+    stepped = ruled(lambda x: (0.2 * x.sin() * 1e6).round() / 1e6, lambda g, x: 0.2 * g * x.cos())
+    (x,) = leaves((4,))()
+    assert not passes(stepped, x)
+    assert passes(stepped, x, eps=1e-2, atol=1e-3)
+
+
 UNDECIDED = {
     "an output too large for the tolerance": (lambda x: x.sin() + 1e14, leaves((3,))),
     "a function that is defined at the point alone": (

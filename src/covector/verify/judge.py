@@ -51,7 +51,8 @@ class Slopes:
     noise: np.ndarray
     left: np.ndarray
     right: np.ndarray
-    side_noise: np.ndarray
+    left_noise: np.ndarray
+    right_noise: np.ndarray
     some_finite: np.ndarray
     moved: np.ndarray
     """How far the function moved at most."""
@@ -60,6 +61,11 @@ class Slopes:
     def bound(self) -> np.ndarray:
         """How far the values may be off."""
         return self.truncation + self.noise
+
+    @property
+    def side_noise(self) -> np.ndarray:
+        """The noise of the one-sided slopes."""
+        return np.maximum(self.left_noise, self.right_noise)
 
     @property
     def gap(self) -> np.ndarray:
@@ -99,11 +105,12 @@ def slopes_of(stencil: np.ndarray, length: float, rounding: np.ndarray) -> Slope
         fourth = (4 * central[0] - central[1]) / 3
         sixth = (15 * central[0] - 6 * central[1] + central[2]) / 10
         orders = np.stack([_typical(stencil, order) for order in (4, 5, 6)])
-        # Of noise, all orders tell the same; of a smooth function they shrink, and the last one counts.
-        alike = orders.max(0) <= 4 * orders.min(0)
+        # Of noise, all orders tell the same; of a smooth function they shrink, and the last ones count. Of
+        # the steps of a solver the last order may vanish by chance.
+        alike = orders[:2].max(0) <= 4 * orders[:2].min(0)
         level = np.maximum(rounding, np.where(alike, orders.max(0), orders[1:].min(0)))
         sides = (_typical(half_stencil, 3) for half_stencil in (stencil[:4], stencil[3:]))
-        side = np.maximum(rounding, np.maximum(*sides))
+        left, right = (np.maximum(rounding, side) for side in sides)
         return Slopes(
             length,
             central[0],
@@ -112,7 +119,8 @@ def slopes_of(stencil: np.ndarray, length: float, rounding: np.ndarray) -> Slope
             constants.SIGMAS * _OF_SLOPE * level / length,
             (stencil[3] - stencil[2]) / length,
             (stencil[4] - stencil[3]) / length,
-            constants.SIGMAS * _OF_SLOPE * side / length,
+            constants.SIGMAS * _OF_SLOPE * left / length,
+            constants.SIGMAS * _OF_SLOPE * right / length,
             np.isfinite(stencil[[0, 1, 2, 4, 5, 6]]).any(0),
             stencil.max(0) - stencil.min(0),
         )
@@ -247,7 +255,7 @@ class _Lengths:
         allowed = tol.allowed(value) if np.isfinite(value) else 0.0
         noisy, steep = noise > allowed / 8, truncation > max(noise, allowed / 8)
         longer = self._longer(slopes, row, tol)
-        if np.isfinite(value) and not _tells(slopes, taken, row):
+        if np.isfinite(value) and not _tells(slopes, taken, row, analytic):
             wanted = [longer]
         elif not np.isfinite(value) or steep or slopes.bent[row] or (noisy and not self._tried_shorter):
             self._tried_shorter = True
@@ -290,7 +298,7 @@ def _settled(slopes: list[Slopes], row: int, analytic: float, tol: Tolerance) ->
     """Whether the last stencil proves the entry right, or the last two prove it wrong."""
     last = slopes[-1]
     value, bound = last.value[row], last.bound[row]
-    if not np.isfinite(value) or not _tells(last, slopes, row):
+    if not np.isfinite(value) or not _tells(last, slopes, row, analytic):
         return False
     if not np.isfinite(analytic):
         return True
@@ -304,19 +312,24 @@ def _settled(slopes: list[Slopes], row: int, analytic: float, tol: Tolerance) ->
     )
 
 
-def _tells(one: Slopes, slopes: Sequence[Slopes], row: int) -> bool:
+def _tells(one: Slopes, slopes: Sequence[Slopes], row: int, analytic: float) -> bool:
     """Whether a stencil tells anything.
 
     One that is shorter than the first and has much less noise has to show a slope, or that of one side of the
-    first: it may lie between two steps of a solver that stops at a tolerance.
+    first: it may lie between two steps of a solver that stops at a tolerance. To speak against the analytic
+    value, that side has to be quiet.
     """
     first = slopes[0]
     if one.length >= first.length or one.resolves[row]:
         return True
     if one.noise[row] * one.length >= first.noise[row] * first.length / 8:
         return True
-    sides = (first.left[row], first.right[row])
-    return any(abs(one.value[row] - side) <= one.bound[row] + first.side_noise[row] for side in sides)
+    agrees = abs(one.value[row] - analytic) <= one.bound[row]
+    sides = ((first.left[row], first.left_noise[row]), (first.right[row], first.right_noise[row]))
+    return any(
+        (agrees or noise < first.noise[row] / 8) and abs(one.value[row] - side) <= one.bound[row] + noise
+        for side, noise in sides
+    )
 
 
 def _uncontradicted(slopes: list[Slopes], row: int) -> list[Slopes]:
@@ -342,7 +355,7 @@ def decide_entry(
     """What the slopes of several lengths say about one entry."""
     entry = _entry(numeric, row, column)
     finite = [s for s in slopes if np.isfinite(s.value[row]) and np.isfinite(s.bound[row])]
-    finite = _uncontradicted([s for s in finite if _tells(s, slopes, row)] or finite, row)
+    finite = _uncontradicted([s for s in finite if _tells(s, slopes, row, analytic)] or finite, row)
     usable = finite or slopes
     right = [s for s in finite if s.proves(row, analytic, tol)]
     best = min(right or usable, key=lambda s: s.bound[row] if s.bound[row] == s.bound[row] else np.inf)
