@@ -69,7 +69,7 @@ class Place(NamedTuple):
             tensor = tensor.to_dense()
         if self.dtype.is_complex:
             return torch.view_as_real(tensor.resolve_conj().resolve_neg())
-        return tensor.resolve_neg() if tensor.is_neg() else tensor
+        return tensor.resolve_neg()
 
     def from_parts(self, parts: Tensor) -> Tensor:
         """The tensor with these coordinates in its own shape: what `to_real` gave.

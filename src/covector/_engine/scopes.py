@@ -7,6 +7,7 @@ code that dynamo traces, a level in steps that it knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing
-from covector._engine.traced import TracedScope
+from covector._engine.traced import TracedScope, traced_scope
 
 
 def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
@@ -297,7 +298,7 @@ def _alias(tensor: Tensor) -> Tensor:
 Scope: TypeAlias = PlainScope | LevelScope | TracedScope
 
 
-def scope_here(at_top: type[PlainScope] = PlainScope) -> Scope:
+def scope_here(at_top: type[PlainScope] = PlainScope) -> AbstractContextManager[Scope]:
     if tracing():
-        return TracedScope()
+        return traced_scope()
     return LevelScope() if levels.active() else at_top()

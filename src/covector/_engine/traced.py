@@ -6,13 +6,12 @@ it, and pull back. Nothing can be asked of the autograd graph or of values: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as stack
 from torch._functorch import eager_transforms as peer
 from torch.overrides import TorchFunctionMode
 
@@ -26,16 +25,8 @@ class TracedScope:
 
     dead_end = once = custom = singly = shared = False
 
-    def __enter__(self) -> Self:
-        self._nested = levels.traced_inside()
-        self._grad_enabled = torch.is_grad_enabled()
-        self._number = stack._grad_increment_nesting()
-        torch._C._set_grad_enabled(True)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        torch._C._set_grad_enabled(self._grad_enabled)
-        stack._grad_decrement_nesting()
+    def __init__(self, number: int, *, nested: bool) -> None:
+        self._number, self._nested = number, nested
 
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
@@ -64,6 +55,14 @@ class TracedScope:
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
         return levels.unwrap_if_dead(output)
+
+
+@contextmanager
+def traced_scope() -> Iterator[TracedScope]:
+    """A scope on a new level. dynamo knows torch's context manager of it by a `with` statement only."""
+    nested = levels.traced_inside()
+    with peer.grad_increment_nesting() as number, torch.enable_grad():
+        yield TracedScope(number, nested=nested)
 
 
 class _Distances(TorchFunctionMode):

@@ -51,6 +51,7 @@ NEEDED = (
     "torch._functorch.eager_transforms.JVP_NESTING",
     "torch._functorch.eager_transforms._autograd_grad",
     "torch._functorch.eager_transforms._create_differentiable",
+    "torch._functorch.eager_transforms.grad_increment_nesting",
     "torch._functorch.eager_transforms.jvp_increment_nesting",
     "torch._functorch.vmap.lazy_load_decompositions",
     "torch._C._vmapmode_decrement_nesting",
