@@ -362,3 +362,19 @@ def test_a_function_that_draws_leaves_the_generator_where_it_was(draws):
     assert state() == before
     assert call(covector.gradgradcheck, {}, seeded, x) is True
     assert state() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")], ids=str)
+def test_running_out_of_memory_away_from_the_point_is_said_as_such(error):
+    """It does not say that the function is not defined there."""
+    runs = []
+
+    def function(x):
+        runs.append(x)
+        if len(runs) > 1:
+            raise error
+        return x * 2
+
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(covector.errors.ResourceError, match="the function ran out of memory"):
+        covector.gradcheck(function, x)

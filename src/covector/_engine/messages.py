@@ -91,7 +91,8 @@ def reads_beyond_storage(error: Exception) -> bool:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the memory did not suffice."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    texts = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def is_unsorted(error: Exception) -> bool:
