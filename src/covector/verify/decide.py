@@ -56,14 +56,14 @@ class _Decision:
         self._record.take("axes" if any(look.name == "axes" for look in looks) else looks[0].name)
         for look in looks:
             self._numeric.limit += 2 * len(look)
-            suspects = self._examiner.examine(look)
-            self._record.show(suspects.visible)
-            if len(suspects) == 0:
+            suspects, visible = self._examiner.examine(look)
+            self._record.show(visible)
+            if suspects is None:
                 continue
             self._record.suspected = True
             self._numeric.problem.require_pure()
-            suspects = self._examiner.doubled(suspects)
-            if len(suspects) and not self._cleared(suspects):
+            remaining = self._examiner.doubled(suspects)
+            if remaining is not None and not self._cleared(remaining):
                 return False
         return True
 

@@ -28,8 +28,6 @@ class Suspects:
     """Which cells of each group disagree."""
     plain: np.ndarray
     """The differences before any extrapolation."""
-    visible: float = 0.0
-    """The smallest error of an entry that would have shown in the look."""
     steady: bool = True
     """Whether what the worst group is off by stays, or grows fourfold, when the steps are doubled: that of a
     wrong entry or of truncation does, and can be located by halving; that of noise does not."""
@@ -53,8 +51,11 @@ class Examiner:
     def __init__(self, numeric: Numeric, analytic: Analytic, tol: Tolerance) -> None:
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
 
-    def examine(self, look: Look) -> Suspects:
-        """The groups of which some cell disagrees, with the shortest steps that show an entry."""
+    def examine(self, look: Look) -> tuple[Suspects | None, float]:
+        """The groups of which some cell disagrees, with the shortest steps that show an entry.
+
+        And the smallest error of an entry that would have shown.
+        """
         noise = self.noise(look)
         steps = self._visible_steps(look, noise)
         with np.errstate(all="ignore"):
@@ -62,16 +63,16 @@ class Examiner:
         size = self.numeric.columns_at_once
         if len(look) <= size:
             differences = look.differences(self.numeric, steps)
-            return replace(self._suspicious(look, steps, differences, noise), visible=visible)
+            return self._suspicious(look, steps, differences, noise), visible
         found = []
         for start in range(0, len(look), size):
             span = slice(start, start + size)
             part, made = look.part(span), steps[span]
             differences = part.differences(self.numeric, made)
             found.append(self._suspicious(part, made, differences, noise[span]))
-        return replace(_joined(found), visible=visible)
+        return _joined(found), visible
 
-    def doubled(self, suspects: Suspects) -> Suspects:
+    def doubled(self, suspects: Suspects) -> Suspects | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
         alone = len(suspects) == 1 and not suspects.look.shared  # a judge costs little more
         if alone or self.hides(suspects) or self._gross(suspects):
@@ -79,19 +80,18 @@ class Examiner:
         worst = suspects.part(slice(0, 1))
         far = self._twice_as_far(worst)
         remaining = self._extrapolated(worst, far)
-        if len(remaining):
+        if remaining is not None:
             return replace(suspects, steady=self._steady(worst, far))
         size = self.numeric.columns_at_once
         parts = [suspects.part(slice(start, start + size)) for start in range(1, len(suspects), size)]
-        found = [remaining, *(self._extrapolated(part, self._twice_as_far(part)) for part in parts)]
-        return replace(_joined(found), visible=suspects.visible)
+        return _joined([self._extrapolated(part, self._twice_as_far(part)) for part in parts])
 
     def _twice_as_far(self, suspects: Suspects) -> np.ndarray:
         """Half the differences with doubled steps."""
         self.numeric.limit += 2 * len(suspects)
         return suspects.look.differences(self.numeric, 2 * suspects.steps) / 2
 
-    def _extrapolated(self, suspects: Suspects, far: np.ndarray) -> Suspects:
+    def _extrapolated(self, suspects: Suspects, far: np.ndarray) -> Suspects | None:
         """What still disagrees once the leading truncation error is removed."""
         look, near = suspects.look, suspects.plain
         with np.errstate(all="ignore"):
@@ -135,20 +135,21 @@ class Examiner:
         differences: np.ndarray,
         noise: np.ndarray,
         plain: np.ndarray | None = None,
-    ) -> Suspects:
+    ) -> Suspects | None:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
         off = abs(self.off(look, steps, differences))
         hidden, share = self._hidden(look, steps, noise), look.share * self.tol.atol * look.least(steps)
         plain = differences if plain is None else plain
         if not hidden.any() and (off <= noise + share).all():
-            nothing = np.zeros(len(look))
-            return Suspects(look, steps, differences, nothing, off[0] < 0, plain).part(slice(0, 0))
+            return None
         with np.errstate(all="ignore"):
             excess = (off - noise) / (self.tol.atol * look.least(steps))
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
         cells = np.where(np.isnan(excess), np.inf, excess).max(0)
         worst = cells.max(1)
         bad = np.flatnonzero(worst > look.share)
+        if len(bad) == 0:
+            return None
         order = bad[np.argsort(-worst[bad], kind="stable")]
         return Suspects(look, steps, differences, worst, cells > look.share, plain).part(order)
 
@@ -170,9 +171,11 @@ class Examiner:
         return any(abs(ratio - power) <= 0.25 * power for power in (1, 4))
 
 
-def _joined(parts: Sequence[Suspects]) -> Suspects:
+def _joined(parts: Sequence[Suspects | None]) -> Suspects | None:
     """The suspects of all chunks of a look, worst first."""
-    some = [part for part in parts if len(part)] or list(parts[:1])
+    some = [part for part in parts if part is not None]
+    if not some:
+        return None
     groups, weights = (
         np.concatenate([getattr(part.look, name) for part in some]) for name in ("groups", "weights")
     )
