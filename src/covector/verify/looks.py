@@ -78,7 +78,9 @@ class Look:
 
     def _by_group(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers of all columns, for the columns of each group."""
-        return np.broadcast_to(numbers, self.groups.shape) if self.shared else numbers[self.groups]
+        if not self.shared:
+            return numbers[self.groups]
+        return numbers[None] if len(self) == 1 else np.broadcast_to(numbers, self.groups.shape)
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
