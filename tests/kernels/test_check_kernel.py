@@ -59,7 +59,7 @@ COMPILED = 2
 
 
 @pytest.mark.parametrize("size", [100, pytest.param(1000, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (3, 1), (2, 2), (5, 1)])
 def test_a_large_kernel_is_run_60_times_at_most(size, inputs, outputs):
     """Forward and backward together, with every lens, and with the gradient check in float64."""
     kernel, reference, calls = product(inputs, outputs)

@@ -27,6 +27,10 @@ from covector.verify.leaves import doubled, is_differentiable, same_bits
 MOST_RUNS = 60
 
 
+# Numbers of the inputs beyond which a run is long.
+_LONG = 4096
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the caller asked for."""
@@ -93,6 +97,11 @@ class Bench:
     def arguments(self) -> Arguments:
         """Of the calls."""
         return self.kernel.arguments
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a run is so long that there should be few of them."""
+        return sum(self.leaves[i].numel() for i in self.arguments.chosen) > _LONG
 
     @lazy
     def sample(self) -> Sample:

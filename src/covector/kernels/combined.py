@@ -22,8 +22,8 @@ from covector.kernels.row import Row, Status, row_of
 from covector.kernels.subject import variables
 from covector.verify.leaves import is_differentiable
 
-# Up to so many subsets are all tried; of more, a sample.
-SUBSETS = 16
+# Up to so many subsets are all tried; of more, a sample. Of large inputs, those that share runs with layouts.
+SUBSETS, OF_LARGE = 16, 7
 
 _SUM = Layout("expanded, from .sum()", lambda t: t.new_ones(()).expand(t.shape))
 
@@ -48,10 +48,11 @@ def subsets(bench: Bench) -> list[tuple[int, ...]]:
     """The leaves that may require grad, in every way but none; all of them first."""
     chosen = tuple(bench.arguments.chosen)
     every = [some for size in range(len(chosen), 0, -1) for some in combinations(chosen, size)]
-    if len(every) <= SUBSETS:
+    most = OF_LARGE if bench.is_large else SUBSETS
+    if len(every) <= most:
         return every
     generator = torch.Generator().manual_seed(bench.settings.seed)
-    rest = torch.randperm(len(every) - 1, generator=generator)[: SUBSETS - 1] + 1
+    rest = torch.randperm(len(every) - 1, generator=generator)[: most - 1] + 1
     return [every[0], *(every[i] for i in sorted(rest.tolist()))]
 
 

@@ -16,7 +16,6 @@ from covector.verify.leaves import doubled
 
 # How many numbers of the inputs and outputs are looked at. Where a run is long, fewer, along one direction.
 _NUMBERS, _FEW = 64, 4
-_LONG = 4096
 
 # A kernel computes in float64 if it is this close to golden, relative to its size.
 _DIGITS = 1e-10
@@ -28,14 +27,13 @@ def precise(bench: Bench, name: str) -> list[Finding]:
     leaves = variables([doubled(leaf) for leaf in bench.leaves], chosen)
     if not chosen or not _computes_in_double(bench, leaves):
         return []
-    size = sum(leaves[i].numel() for i in chosen)
     args, kwargs = bench.arguments.rebuild(leaves)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         bench.kernel.count.forward += 1
         return bench.kernel.function(*args, **kwargs)
 
-    if size <= _LONG:
+    if not bench.is_large:
         report = check(kernel, tuple(args), kwargs, max_entries=_NUMBERS, seed=bench.settings.seed)
     else:
         report = check(
