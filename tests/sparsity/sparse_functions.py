@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class SparseFunction:
-    """A function of one tensor; `exact` if the detected pattern has no entry too many.
+    """A function of one tensor; `exact` if the detected pattern has no entry too many; None: in some torch.
 
     `forward` is False where torch has no forward mode for it, `batched` where it cannot be batched.
     """
@@ -22,7 +22,7 @@ class SparseFunction:
     name: str
     function: Callable[[Tensor], Any]
     shape: tuple[int, ...]
-    exact: bool = True
+    exact: bool | None = True
     forward: bool = True
     batched: bool = True
 
@@ -255,7 +255,7 @@ FUNCTIONS = [
     SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
     SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
     SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False, forward=False),
-    SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=False, forward=False),
+    SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=None, forward=False),
     SparseFunction("least squares", lambda x: torch.linalg.lstsq(x.reshape(2, 3, 2), _RIGHT)[0], (12,)),
     SparseFunction("transposed in place", lambda x: x.clone().transpose_(0, 1).unsqueeze_(0) ** 2, (2, 3)),
     SparseFunction("lists of tensors", lambda x: torch.stack(torch._foreach_mul(list(x.unbind()), 2.0)) ** 2, (3, 2)),

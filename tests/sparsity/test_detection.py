@@ -53,7 +53,7 @@ def test_no_entry_is_missing(case):
     """The pattern covers the union of dense Jacobians at many points; most have no entry more."""
     found = detect(*problem(case.function, case.at(1000)), local=False)
     assert found.pattern.covers(true_pattern(case)), found.pattern.missing(true_pattern(case))
-    assert (found.pattern == true_pattern(case)) == case.exact
+    assert case.exact is None or (found.pattern == true_pattern(case)) == case.exact
     assert not found.fallbacks
 
 
@@ -68,7 +68,7 @@ def test_no_entry_is_missing_in_the_reverse_program(case):
 
 def test_there_are_enough_functions():
     assert len(FUNCTIONS) >= 40
-    assert sum(case.exact for case in FUNCTIONS) >= 60
+    assert sum(case.exact is True for case in FUNCTIONS) >= 60
     assert all(family.RULES for family in FAMILIES)
 
 

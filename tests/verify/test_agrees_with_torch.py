@@ -643,9 +643,12 @@ def test_disagrees(verb, function, inputs, keywords, theirs, ours, why):
     ids=ANSWERED.keys(),
 )
 def test_answers_where_torch_raises(verb, function, inputs, keywords, theirs, ours, why):
-    """There torch raises, raise_exception=False notwithstanding; covector answers."""
-    with pytest.raises(theirs):
-        verdict(torch.autograd, verb, function, inputs, keywords)
+    """There torch raises, whatever raise_exception says, or in some releases agrees; covector answers."""
+    try:
+        answer = verdict(torch.autograd, verb, function, inputs, keywords)
+    except theirs:
+        answer = ours
+    assert answer is ours
     assert verdict(covector, verb, function, inputs, keywords) is ours
     assert why.startswith("covector")
 
