@@ -52,7 +52,7 @@ class Gathered:
     @property
     def any(self) -> bool:
         """Whether there was a chunk."""
-        return bool(self._chunks) or self._whole is not None
+        return len(self._chunks) > 0 or self._whole is not None
 
     def add(self, start: int, images: Tensors) -> None:
         """Take the images of the directions from `start` on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -173,9 +172,8 @@ class Pullback(LinearMap):
 
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""
-        part = copy(self)
-        part._recording = self._recording.part(output, variable)
-        part.evaluation = part._recording.evaluation
+        part = Pullback.of(self._caller, self._recording.part(output, variable))
+        part.batching = self.batching
         return part
 
     def apply_last(self, direction: Tensors) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -66,7 +67,6 @@ class Chart(NamedTuple):
             start = stop
         return cls(tuple(places), start)
 
-    @property
     def elementwise(self) -> tuple[Place, ...]:
         """The places, of tensors whose coordinates are their elements in order."""
         return tuple(place for place in self.places if isinstance(place, Place))
@@ -155,7 +155,8 @@ class Chart(NamedTuple):
         return place.from_real(block)
 
 
-class Repeated(NamedTuple):
+@dataclass(frozen=True)
+class Repeated:
     """A chart of one sample, for tensors in which `samples` samples lie along one axis.
 
     Each direction of its basis is a direction of one sample, taken in all samples at once.

@@ -19,7 +19,8 @@ Apply = Callable[[list[Tensor]], list[Tensor]]
 def batched(apply: Apply, stacks: Sequence[Tensor], randomness: str) -> list[Tensor]:
     """Apply to every slice along the first axis at once, by a batching level."""
     if tracing():
-        return torch.vmap(apply, randomness=randomness)(list(stacks))
+        # A function: of a bound method, dynamo of torch 2.9 cannot read the name.
+        return torch.vmap(lambda some: apply(some), randomness=randomness)(list(stacks))
     with BatchLevel(stacks[0].shape[0], randomness) as level:
         results = apply([level.hide(stack) for stack in stacks])
         return [level.show(result) for result in results]

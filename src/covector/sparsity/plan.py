@@ -271,5 +271,5 @@ def _sums(colors: Any, count: int, chart: Chart) -> list[Tensor]:
     sums[torch.from_numpy(colors)[members], members] = True
     return [
         sums[:, place.start : place.stop].to(place.device, place.dtype).reshape(count, *place.shape)
-        for place in chart.elementwise
+        for place in chart.elementwise()
     ]

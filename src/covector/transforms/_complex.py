@@ -53,7 +53,7 @@ class RealForm:
     def __init__(self, caller: Caller, arguments: Arguments, run: Run, *, samples: bool) -> None:
         self._caller = caller
         self._run = run
-        self._inputs = Chart.of(arguments.primals()).elementwise
+        self._inputs = Chart.of(arguments.primals()).elementwise()
         self._outputs: tuple[Place, ...] = ()
         self._lead = 1 if samples else 0
         self._chosen = arguments.chosen
@@ -68,7 +68,7 @@ class RealForm:
         for index, place in zip(self._chosen, self._inputs, strict=True):
             leaves[index] = place.from_parts(leaves[index])
         evaluation = self._run(leaves)
-        self._outputs = Chart.of(evaluation.outputs).elementwise
+        self._outputs = Chart.of(evaluation.outputs).elementwise()
         outputs = [p.to_real(t) for p, t in zip(self._outputs, evaluation.outputs, strict=True)]
         return evaluation._replace(outputs=outputs)
 
