@@ -368,7 +368,7 @@ def test_differentiable():
     assert_close(torch.autograd.grad(fast(point).sum(), [point, weight]), expected)
     assert "differentiable" in repr(fast.plans)
     through = covector.grad(lambda x: (StraightThrough.apply(x) * x * weight).sum())
-    # Before torch 2.13 dynamo refuses a custom Function inside.
+    # Dynamo of torch 2.9 refuses a custom Function inside.
     refusals = (CompiledMismatchError, torch._dynamo.exc.InternalTorchDynamoError)
     with pytest.raises(refusals, match=r"the gradient of compile|must override the setup_context"):
         replay(through, differentiable=True)(x)

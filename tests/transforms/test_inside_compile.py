@@ -314,7 +314,7 @@ def branching(x):
 
 @pytest.mark.parametrize("function", [StraightThrough, Legacy])
 def test_a_custom_function(function):
-    """In one graph, too; before torch 2.13 dynamo refuses it there, in words of its own."""
+    """In one graph, too; dynamo of torch 2.9 refuses it there, in words of its own."""
     gradient = covector.grad(lambda x: (function.apply(x) * x).sum())
     torch._dynamo.reset()
     try:
