@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from benchmarks import (
     zoo,
 )
 from benchmarks._measure import compare, compare_memory, compare_statements
-from benchmarks._table import HEADER, Row, line
+from benchmarks._table import HEADER, Row, line, markdown
 from benchmarks.transforms import TASKS, Task, run
 from benchmarks.zoo.table import saved as saved_result
 
@@ -72,11 +73,29 @@ def environment() -> dict[str, str]:
     }
 
 
+def page(rows: list[Row], answers: list[diagnosis.Answer]) -> str:
+    """What was measured, as a page."""
+    where = ", ".join(f"{key} {value}" for key, value in environment().items())
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    parts = [
+        "# Figures",
+        f"Written by `{command}`: {where}. Ratios are medians of interleaved pairs in one process, with "
+        "their quartiles; below 1 is faster, or smaller, than torch.",
+        markdown(HEADER, (row.cells() for row in rows)),
+    ]
+    if answers:
+        parts += ["## Diagnoses of planted bugs", diagnosis.table(answers)]
+    return "\n\n".join(parts) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="run the tasks whose name contains one of these")
     parser.add_argument("--pairs", type=int, default=25, help="pairs of blocks per task")
     parser.add_argument("--json", type=Path, help="save the table here")
+    parser.add_argument(
+        "--page", type=Path, help="write the tables here as Markdown, as docs/figures.md has them"
+    )
     options = parser.parse_args()
 
     def wanted(name: str) -> bool:
@@ -112,6 +131,8 @@ def main() -> None:
     # Three minutes, so only if it is named.
     tried = kernels.report() if kernels.NAME in options.names else []
     checked = zoo.report(zoo.chosen()) if ZOO in options.names else []
+    if options.page:
+        options.page.write_text(page(rows, answers), encoding="utf-8")
     if options.json:
         table = [{**asdict(row), "verdict": row.verdict} for row in rows]
         saved = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks._measure import Ratio
@@ -15,6 +16,12 @@ ALIGN = "<<>>><>>"
 
 def line(cells: tuple[str, ...]) -> str:
     return "  ".join(f"{c:{a}{w}}" for c, a, w in zip(cells, ALIGN, WIDTHS, strict=True)).rstrip()
+
+
+def markdown(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
+    """A table for a page."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
 @dataclass(frozen=True)

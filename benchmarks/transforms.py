@@ -80,6 +80,14 @@ def residuals(x):
     return torch.cat([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]])
 
 
+def filled(x):
+    # Writes to a tensor of its own, and captures one that has to be as before.
+    out = torch.zeros_like(x)
+    out[0] = x[1] * B[0]
+    out[1:] = x[1:] * B[1:]
+    return out
+
+
 def chain_sum(x):
     return chain(x).sum()
 
@@ -96,6 +104,10 @@ def rosenbrock(x):
     return (residuals(x) ** 2).sum()
 
 
+def filled_sum(x):
+    return (filled(x) ** 2).sum()
+
+
 def pull(F, f, x):
     output, vjp_fn = F.vjp(f, x)
     return vjp_fn(torch.ones_like(output))
@@ -107,9 +119,18 @@ def push(f, x, u):
         return tuple(forward_ad.unpack_dual(f(forward_ad.make_dual(x, u))))
 
 
+_SMALL = (
+    (chain, chain_sum),
+    (waves, waves_sum),
+    (layer, layer_sum),
+    (residuals, rosenbrock),
+    (filled, filled_sum),
+)
+
+
 def _small() -> list[Task]:
     tasks = []
-    for f, scalar in ((chain, chain_sum), (waves, waves_sum), (layer, layer_sum), (residuals, rosenbrock)):
+    for f, scalar in _SMALL:
         uses: list[tuple[str, Use, float]] = [
             ("grad", lambda F, g=scalar: F.grad(g)(X), 0.5),
             ("vjp", lambda F, f=f: pull(F, f, X), 0.5),

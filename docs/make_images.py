@@ -55,7 +55,7 @@ def svg(shown, title):
 
 
 def screenshot(path):
-    """The Jacobians on the page, with the pointer on an entry."""
+    """The Jacobians on the page, with the pointer on a wrong entry."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -64,7 +64,7 @@ def screenshot(path):
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1100, "height": 1500}, color_scheme="light")
         page.goto(page_path.as_uri())
-        page.locator("#map-error").hover(position={"x": 112, "y": 72})
+        page.locator("#map-error").hover(position={"x": 117, "y": 8})
         page.locator("section[aria-labelledby=jacobians]").screenshot(path=path)
         browser.close()
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import os
 import re
+import shlex
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +248,19 @@ class Session:
 
         # It is made to raise, because the error carries the report.
         keywords = {**self._keywords(call.verb), **call.kwargs, "raise_exception": True}
-        return attempt(getattr(covector, call.verb), call.args, keywords)
+        return self._named(attempt(getattr(covector, call.verb), call.args, keywords))
+
+    def _named(self, trial: Trial) -> Trial:
+        """The trial, in whose report the way to repeat the check is the test: its functions are its own."""
+        if trial.report is None or trial.error is None or self.item is None:
+            return trial
+        file, *names = self.item.nodeid.split("::")
+        file = os.path.relpath(self.config.rootpath / file, self.config.invocation_params.dir)
+        command = ["pytest", "::".join([file, *names]), *(["--covector"] * bool(self.config.option.covector))]
+        report = replace(trial.report, reproduce=shlex.join(command))
+        error = type(trial.error)(str(report), report)
+        error.__cause__ = trial.error.__cause__
+        return replace(trial, error=error)
 
     def _theirs(self, call: Call) -> Trial:
         from covector.compat import peer

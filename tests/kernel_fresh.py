@@ -96,10 +96,18 @@ def group_norm(bug=None):
     return kernel(forward, backward)
 
 
-def group_norm_unfused(x):
+def group_norm_overflowing(x):
+    """Squares of numbers at the edge of float16 are infinite."""
     w = x.reshape(x.shape[0], 4, -1)
     centred = w - w.mean(-1, keepdim=True)
     return (centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()).reshape(x.shape)
+
+
+def group_norm_unfused(x):
+    w = x.reshape(x.shape[0], 4, -1)
+    centred = w - w.mean(-1, keepdim=True)
+    variance = wide(centred).square().mean(-1, keepdim=True) + 1e-5
+    return (centred * variance.rsqrt().to(x.dtype)).reshape(x.shape)
 
 
 # Logarithm of a sum of exponentials.
@@ -398,6 +406,48 @@ def sized(dtype, size):
     return randn((6, 4, size), dtype=dtype)
 
 
+# The activation mish, by exponentials; its second derivative has more noise than the reference's.
+
+
+def mish_reference(x):
+    return torch.nn.functional.mish(x)
+
+
+def mish(bug=None):
+    def run(x):
+        w = wide(x)
+        e = torch.exp(w if bug == "overflow" else w.clamp_max(20))
+        n = e * (e + 2)
+        value = w * n / (n + 2)
+        return (value if bug == "overflow" else torch.where(w > 20, w, value)).to(x.dtype)
+
+    return run
+
+
+# Attention with a slope for each head, in the kernel's own dtype also under autocast.
+
+
+def alibi_reference(q, k, v):
+    places = torch.arange(q.shape[-2])
+    apart = (places[:, None] - places).abs().to(q.dtype)
+    slopes = torch.tensor([0.5, 0.25], dtype=q.dtype)[:, None, None]
+    return (q @ k.transpose(-1, -2) / 4 - slopes * apart).softmax(-1) @ v
+
+
+def alibi(bug=None):
+    def run(q, k, v):
+        places = torch.arange(q.shape[-2])
+        apart = (places[:, None] - places).abs()
+        heads = []
+        for head in range(2):
+            slope = 0.5 if head == 0 or bug == "slope of the first head" else 0.25
+            scores = wide(q)[head] @ wide(k)[head].T / 4 - slope * apart
+            heads.append(torch.softmax(scores, -1) @ wide(v)[head])
+        return torch.stack(heads).to(q.dtype)
+
+    return run
+
+
 SHAPES = {
     "rope": ((3, 40, 16),),
     "group norm": ((12, 16, 10),),
@@ -409,6 +459,8 @@ SHAPES = {
     "embedding": ((24, 20),),
     "selu": ((30, 40),),
     "dropout": None,
+    "mish": ((24, 30),),
+    "alibi": ((2, 21, 16), (2, 21, 16), (2, 21, 16)),
 }
 
 MAKERS = {
@@ -422,6 +474,8 @@ MAKERS = {
     "embedding": (embedding, embedding_reference),
     "selu": (selu, selu_reference),
     "dropout": (dropout, dropout_reference),
+    "mish": (mish, mish_reference),
+    "alibi": (alibi, alibi_reference),
 }
 
 OTHERS = {
@@ -448,6 +502,7 @@ FRESH_BUGS = [
     fresh("group norm", "unbiased variance", F32),
     fresh("group norm", "mean of the group before, in the last", BF16),
     fresh("group norm", "scale in a workspace", F32, "again"),
+    fresh("group norm", "squares overflow", F16, "scale", made=group_norm_overflowing),
     fresh("logsumexp", "maximum of the first block", F32, "scale"),
     fresh("logsumexp", "low-precision sum", BF16, inputs=randn((24, 700), dtype=BF16)),
     fresh("logsumexp", "cotangent read in order", F32, "layout"),
@@ -464,6 +519,8 @@ FRESH_BUGS = [
     fresh("selu", "exp(x) - 1", F32, "scale", made=selu_by_exp),
     fresh("selu", "second derivative of the slope missing", F32, "second order"),
     fresh("selu", "jvp without the scale", F32, "modes"),
+    fresh("mish", "overflow", F32, "scale"),
+    fresh("alibi", "slope of the first head", F16),
     fresh("dropout", "scale missing in the backward", BF16),
     fresh("dropout", "bias gradient of whole blocks", F16),
     fresh("dropout", "output is the input's memory", F32, "in place"),

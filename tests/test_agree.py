@@ -9,13 +9,9 @@ import covector
 from covector.agreement import MODES
 from covector.errors import ArgumentTypeError, ArgumentValueError
 from covector.verify.finding import Outcome
+from drawn import randn
 
 QUICK = ("eager", "reverse", "forward", "vmapped")
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    drawn = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return drawn.to(dtype).requires_grad_()
 
 
 def status(report):
@@ -182,6 +178,8 @@ def test_bad_calls_say_what_is_wrong():
     """Before anything is run."""
     with pytest.raises(ArgumentValueError, match="there is no mode 'jit'"):
         covector.agree(torch.sin, randn(3), modes=["jit"])
+    with pytest.raises(ArgumentTypeError, match="modes must be names of modes, got 3"):
+        covector.agree(torch.sin, randn(3), modes=3)
     with pytest.raises(ArgumentValueError, match="modes is empty"):
         covector.agree(torch.sin, randn(3), modes=())
     with pytest.raises(ArgumentValueError, match="no input requires grad"):

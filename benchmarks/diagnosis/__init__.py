@@ -1,7 +1,8 @@
 """Diagnoses: how many planted everyday bugs the report names, misleads about, or leaves without a name.
 
 The bugs were written before the rules were tuned to them (`everyday`, `lost`); a third of each list is kept
-aside while rules are written, and counted by itself. Of `near`, no diagnosis is right.
+aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
+by somebody who had not read them. Of `near`, no diagnosis is right.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 
 import covector
 from benchmarks._measure import one_thread
+from benchmarks._table import markdown
 from benchmarks.diagnosis.everyday import EVERYDAY
+from benchmarks.diagnosis.later import LATER
 from benchmarks.diagnosis.lost import LOST
 from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
@@ -42,6 +45,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "missing": ({"zero"}, ""),
     "broadcast": ({"broadcast"}, ""),
     "reversed": ({"displaced", "transposed", "wrong way"}, "wrong way|direction|too far|too early"),
+    "diagonal": ({"diagonal of the Jacobian"}, ""),
     "index": ({"few elements", "boundary"}, ""),
     "nothing": (set(), ""),
 }
@@ -73,7 +77,7 @@ def answer(bug: Bug) -> Answer:
 
 def _tells(bug: Bug, rule: str, evidence: str) -> bool:
     if bug.cut is not None:
-        return f"lost.py:{bug.cut}" in evidence
+        return re.search(rf"(lost|later)\.py:{bug.cut}\b", evidence) is not None
     rules, words = TELLS[bug.kind]
     return rule in rules and re.search(words, evidence) is not None
 
@@ -83,6 +87,7 @@ def tables() -> Iterator[tuple[str, list[Bug]]]:
     everyday = [*enumerate(EVERYDAY), *enumerate(LOST)]
     yield "tuned on", [bug for i, bug in everyday if i % 3 != 2]
     yield ASIDE, [bug for i, bug in everyday if i % 3 == 2]
+    yield "written later", LATER
     yield "near misses", NEAR
 
 
@@ -112,6 +117,16 @@ def report(only: str = "") -> list[Answer]:
                     print(f"  {one.verdict}: {one.bug.name} ({one.bug.kind}): {one.rule} {one.text}")
         every += answers
     return every
+
+
+def table(answers: list[Answer]) -> str:
+    """The counts of each list, for a page."""
+    verdict = {id(one.bug): one.verdict for one in answers}
+    rows = []
+    for name, bugs in tables():
+        counts = Counter(verdict[id(bug)] for bug in bugs)
+        rows.append((name, len(bugs), *(counts[word] for word in WORDS)))
+    return markdown(("list", "bugs", *WORDS), rows)
 
 
 def saved(one: Answer) -> dict[str, str]:

@@ -248,21 +248,6 @@ def cross_entropy_reference(x):
 
 
 @triton.jit
-def probabilities(q, k, scale, i, j, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The scores of a block of queries and a block of keys; what the mask leaves out is -infinity."""
-    rows = i * BLOCK + tl.arange(0, BLOCK)
-    columns = j * BLOCK + tl.arange(0, BLOCK)
-    width = tl.arange(0, WIDTH)
-    some = tl.load(q + rows[:, None] * WIDTH + width[None, :], mask=rows[:, None] < size, other=0.0).to(
-        tl.float32
-    )
-    keys = tl.load(k + columns[:, None] * WIDTH + width[None, :], mask=columns[:, None] < size, other=0.0)
-    scores = tl.dot(some, tl.trans(keys.to(tl.float32)), input_precision="ieee") * scale
-    inside = (columns[None, :] <= rows[:, None]) & (rows[:, None] < size)
-    return tl.where(inside, scores, -float("inf"))
-
-
-@triton.jit
 def block_of(x, i, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """A block of rows, zeros behind the last."""
     rows = i * BLOCK + tl.arange(0, BLOCK)
@@ -270,6 +255,17 @@ def block_of(x, i, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(x + rows[:, None] * WIDTH + width[None, :], mask=rows[:, None] < size, other=0.0).to(
         tl.float32
     )
+
+
+@triton.jit
+def scores_of(q, k, scale, i, j, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The scores of a block of queries and a block of keys; what the mask leaves out is -infinity."""
+    rows = i * BLOCK + tl.arange(0, BLOCK)
+    columns = j * BLOCK + tl.arange(0, BLOCK)
+    queries, keys = block_of(q, i, size, WIDTH, BLOCK), block_of(k, j, size, WIDTH, BLOCK)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    inside = (columns[None, :] <= rows[:, None]) & (rows[:, None] < size)
+    return tl.where(inside, scores, -float("inf"))
 
 
 @triton.jit
@@ -294,7 +290,7 @@ def attention_forward(
     total = tl.zeros([BLOCK], dtype=tl.float32)
     sums = tl.zeros([BLOCK, WIDTH], dtype=tl.float32)
     for j in range(BLOCKS):
-        scores = probabilities(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
+        scores = scores_of(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
         higher = tl.maximum(top, tl.max(scores, 1))
         rescale = tl.exp(top - higher)
         p = tl.exp(scores - higher[:, None])
@@ -327,7 +323,7 @@ def attention_by_queries(
     along = tl.load(inner + head + rows, mask=rows < size, other=0.0)
     found = tl.zeros([BLOCK, WIDTH], dtype=tl.float32)
     for j in range(BLOCKS):
-        scores = probabilities(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
+        scores = scores_of(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
         p = tl.exp(scores - kept[:, None])
         values = block_of(v + head * WIDTH, j, size, WIDTH, BLOCK)
         slope = p * (tl.dot(pulled, tl.trans(values), input_precision="ieee") - along[:, None])
@@ -364,7 +360,7 @@ def attention_by_keys(
         rows = i * BLOCK + tl.arange(0, BLOCK)
         kept = tl.load(logs + head + rows, mask=rows < size, other=0.0)
         along = tl.load(inner + head + rows, mask=rows < size, other=0.0)
-        scores = probabilities(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
+        scores = scores_of(q + head * WIDTH, k + head * WIDTH, scale, i, j, size, WIDTH, BLOCK)
         p = tl.exp(scores - kept[:, None])
         if BUG == 2:  # the mask is off by a block: queries begin behind that of the keys
             p = tl.where((rows >= (j + 1) * BLOCK)[:, None], p, 0.0)

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from covector.report.page import GENERATOR, page
+from covector.report.page import GENERATOR, page, ticked
 from covector.report.report import Report
 
 NAME = "index.html"
@@ -34,11 +34,13 @@ class Line:
 
 
 def hint_of(report: Report | None) -> str:
-    """One line on what is wrong: the surest diagnosis, or the summary of the worst finding."""
+    """One line on what is wrong: the surest diagnosis, or a fact, or the summary of the worst finding."""
     if report is None or report.worst is None or report:
         return ""
-    diagnoses = report.worst.diagnoses
-    return f"{diagnoses[0].sure}: {diagnoses[0].evidence}" if diagnoses else report.worst.summary
+    worst = report.worst
+    if worst.diagnoses:
+        return f"{worst.diagnoses[0].sure}: {worst.diagnoses[0].evidence}"
+    return worst.facts[-1] if worst.facts else worst.summary
 
 
 def clear(folder: Path) -> None:
@@ -80,7 +82,7 @@ def _row(line: Line) -> str:
     what = f"<code>{escape(line.what)}</code>"
     if line.page:
         what = f'<a href="{escape(line.page)}">{what}</a>'
-    hint = f'<p class="hint">{escape(line.hint)}</p>' if line.hint else ""
+    hint = f'<p class="hint" title="{escape(line.hint)}">{ticked(line.hint)}</p>' if line.hint else ""
     text = f"<details><summary>text</summary><pre>{escape(line.text)}</pre></details>" if line.text else ""
     return (
         f"<li>{_chips(line)} {what} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -265,6 +265,8 @@ def agree(
 
 
 def _modes(caller: Caller, modes: Any) -> list[str]:
+    if not isinstance(modes, Iterable):
+        raise ArgumentTypeError(f"{caller}: modes must be names of modes, got {summary(modes)}.")
     given = [modes] if isinstance(modes, str) else list(modes)
     for name in given:
         if name not in MODES:

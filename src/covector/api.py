@@ -26,7 +26,7 @@ from covector.errors import (
 )
 from covector.report.figures import Source
 from covector.report.report import Report
-from covector.report.reproduce import Call, code
+from covector.report.reproduce import Call, reproduction
 from covector.transforms._door import summary
 from covector.transforms._plan import memory_limit
 from covector.verify.arguments import (
@@ -297,8 +297,8 @@ def gradgradcheck(
     with unchanged(func) as device:
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
-            again = code(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            return _refuted(_without_backward(caller, first, again), raise_exception)
+            again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
+            return _refuted(_without_backward(caller, first, again.text()), raise_exception)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -316,9 +316,8 @@ def gradgradcheck(
         except RuntimeError as error:
             if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
                 raise
-            report = _unsupported(
-                caller, first, code(call, options, by_name=first.closes_over), missing, error
-            )
+            again = reproduction(call, options, by_name=first.closes_over)
+            report = _unsupported(caller, first, again.text(), missing, error)
     return _refuted(report, raise_exception)
 
 
@@ -381,6 +380,7 @@ def _explained(run: CheckRun, findings: tuple[Finding, ...]) -> tuple[Finding, .
 def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Report:
     run, findings, seconds = checked
     problem, options = run.problem, run.options
+    again = None if checked.right else reproduction(call, options, by_name=problem.closes_over)
     return Report(
         (problem if first is None else first).caller.name,
         call.verb,
@@ -391,9 +391,9 @@ def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Repo
         options.seed,
         run.runs,
         seconds,
-        "" if checked.right else code(call, options, by_name=problem.closes_over),
+        "" if again is None else again.text(),
         run.raised,
-        Source(run, partial(unchanged, call.function)),
+        Source(run, partial(unchanged, call.function), again),
         (run.taylor.table(),) if options.taylor and run.taylor.rates else (),
     )
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -163,8 +164,20 @@ def _require_places(options: argparse.Namespace) -> None:
         raise CaseError(f"--json {options.json}: there is no folder {Path(options.json).parent}.")
     if options.json not in (None, "-") and Path(options.json).is_dir():
         raise CaseError(f"--json {options.json}: this is a folder.")
-    if getattr(options, "html", None) is not None and options.html.exists() and not options.html.is_dir():
-        raise CaseError(f"--html {options.html}: this is a file, and pages go into a folder.")
+    if getattr(options, "html", None) is not None:
+        _require_folder(options.html)
+
+
+def _require_folder(folder: Path) -> None:
+    """Make the folder of the pages, or say why it cannot be."""
+    if folder.exists() and not folder.is_dir():
+        raise CaseError(f"--html {folder}: this is a file, and pages go into a folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CaseError(f"--html {folder}: pages cannot be written there: {error}.") from error
 
 
 def _listed(pool: Pool, options: argparse.Namespace) -> list[Request]:

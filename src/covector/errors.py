@@ -134,11 +134,15 @@ class DataDependenceError(CovectorError, RuntimeError):
 
 
 class PatternError(CovectorError, RuntimeError):
-    """A sparsity pattern lacks entries that the derivative has; the text names rows."""
+    """A sparsity pattern lacks entries that the derivative has, or cannot be compared with it."""
 
 
 class UnsupportedError(CovectorError, NotImplementedError):
     """torch lacks what the request needs; the text names it."""
+
+
+class CapturedWriteError(UnsupportedError):
+    """The function writes what depends on its inputs to a tensor that it captures; the text names it."""
 
 
 class ResourceError(CovectorError, RuntimeError):
@@ -162,7 +166,7 @@ class CovectorWarning(UserWarning):
 
 
 class ForwardModeWarning(CovectorWarning):
-    """An operation has no forward-mode rule, so the pullback was differentiated instead."""
+    """Forward mode has no rule for an operation, or another derivative than reverse mode."""
 
 
 class BatchingWarning(CovectorWarning):

@@ -420,6 +420,10 @@ MISUSE = [
         ["check", "bad.py", "--html", "bad.py"],
         "covector check: --html bad.py: this is a file, and pages go into a folder.\n",
     ),
+    (
+        ["check", "bad.py", "--html", "bad.py/pages"],
+        "--html bad.py/pages: pages cannot be written there: [Errno 20] Not a directory: 'bad.py/pages'.\n",
+    ),
     (["bench", "nowhere.py"], "covector bench: there is no file nowhere.py.\n"),
     (["bench", "syntax.py"], "SyntaxError: invalid syntax\n"),
 ]

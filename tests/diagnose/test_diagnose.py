@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import covector
 from covector.diagnose.rules import table
@@ -112,7 +113,40 @@ def test_which_factor(factor, text):
     assert text in evidence
 
 
+def unflipped(g, x, w):
+    """The gradients of a convolution, its kernel not flipped."""
+    by_w = torch.autograd.functional.vjp(lambda w: F.conv2d(x, w, padding=1), w, g)[1]
+    return F.conv2d(g, w.transpose(0, 1), padding=1), by_w
+
+
+def without_variance(g, x):
+    """The gradient of group normalisation, in two groups, without the term of the variance."""
+    rows, grad = x.reshape(x.shape[0], 2, -1), g.reshape(x.shape[0], 2, -1)
+    scale = (rows.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return ((grad - grad.mean(-1, keepdim=True)) / scale).reshape(x.shape)
+
+
 KINDS = {
+    "convolution of images": (
+        ruled(lambda x, w: F.conv2d(x, w, padding=1), unflipped),
+        normal((1, 2, 4, 5), (2, 2, 3, 3)),
+        "reads each window along dimensions 2 and 3 backwards",
+    ),
+    "group normalisation": (
+        ruled(lambda x: F.group_norm(x, 2), without_variance),
+        normal((2, 4, 3)),
+        "lacks the term of the deviation or norm along dimensions 1 and 2, in groups of 6 elements",
+    ),
+    "sum of magnitudes": (
+        ruled(lambda x: x / x.abs().sum(1, keepdim=True), lambda g, x: g / x.abs().sum(1, keepdim=True)),
+        away((3, 5)),
+        "by what is proportional to the output: the term of what it is divided by",
+    ),
+    "softmax over another dimension": (
+        ruled(lambda x: x.logsumexp(1), lambda g, x: g[:, None] * x.softmax(0)),
+        normal((4, 5)),
+        "sums to the same number along dimension 0, the true one along dimension 1",
+    ),
     "gradient transposed": (
         product(lambda g, x, w: (g @ w.T, g.T @ x)),
         SQUARES,
@@ -212,6 +246,32 @@ def frame(height, width):
 @pytest.mark.parametrize(("function", "inputs", "text"), KINDS.values(), ids=KINDS)
 def test_kinds_of_a_mistake(function, inputs, text):
     assert any(text in evidence for _, evidence in said(function, inputs)), said(function, inputs)
+
+
+def test_a_factor_along_a_batch_is_not_a_variance():
+    """3 / 2 with a batch of three: its samples do not act on each other, so that no variance is of them."""
+    wrong = product(lambda g, x, w: (1.5 * (g @ w.T), x.T @ g))
+    ((rule, evidence),) = said(wrong, normal((3, 4), (4, 2)))
+    assert rule == "factor"
+    assert evidence.endswith("1.500 x the numeric gradient for input `x`, everywhere")
+
+
+def test_rivals_for_the_same_entries_are_not_sure():
+    """Both ends of a line are also where the input is largest: either may be the reason."""
+    x = torch.tensor(
+        [2.0, -0.3, 0.5, -0.8, 0.7, 0.2, -0.1, 0.4, 1.5], dtype=torch.float64, requires_grad=True
+    )
+    report = covector.check(ruled(F.hardtanh, lambda g, x: g.clone()), x)
+    assert {d.rule for d in diagnoses(report)} == {"boundary", "threshold"}
+    assert {d.sure for d in diagnoses(report)} == {"likely"}
+
+
+def test_the_scale_of_the_input_is_a_fact():
+    """Where no rule fits: whether the error changes with the size of the input."""
+    x = torch.tensor([0.5, -0.8, 1.1, -1.4, 1.7, 2.0, -2.3], dtype=torch.float64, requires_grad=True)
+    report = covector.check(ruled(cube, lambda g, x: cube_pull(g, x) * (1 + 0.1 * x.abs().sqrt())), x)
+    assert not diagnoses(report)
+    assert "the error grows with the size of `x`." in report.worst.facts[-1]
 
 
 def test_forward_mode_is_called_by_its_name():
@@ -503,6 +563,7 @@ def test_a_derivative_that_fails_while_it_is_diagnosed_is_reported_all_the_same(
 def write_snapshots():
     """Make the texts anew, to be read before they are committed."""
     SNAPSHOTS.mkdir(exist_ok=True)
+    torch.manual_seed(0)  # as every test does: it is the seed by which inputs are drawn again
     for name in PLANTED:
         (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(text_of(name))
 

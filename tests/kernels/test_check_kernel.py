@@ -12,14 +12,10 @@ from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckErro
 from covector.kernels import progress
 from covector.kernels.limits import largest_quotient, largest_ratio
 from covector.verify.finding import Outcome
+from drawn import randn
 from kernel_table import entry
 
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def randn(*shape, dtype=F32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
 
 def rows(report, lens):
@@ -69,6 +65,71 @@ def test_a_large_kernel_is_run_60_times_at_most(size, inputs, outputs):
     assert abs(report.evaluations - calls["forward"]) <= 2
 
 
+def with_every_rule():
+    """A Function that torch can batch, push forward and differentiate twice, and how often it was run."""
+    calls = {"forward": 0, "backward": 0}
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            calls["forward"] += 1
+            return torch.sin(x)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            calls["backward"] += 1
+            return g * torch.cos(ctx.saved_tensors[0])
+
+        @staticmethod
+        def jvp(ctx, t):
+            calls["backward"] += 1
+            return t * torch.cos(ctx.saved_tensors[0])
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Sine.apply(x), in_dims[0]
+
+    return Sine.apply, calls
+
+
+def as_operator():
+    """An operator of torch.library, whose registration is asked about too."""
+    calls = {"forward": 0, "backward": 0}
+
+    @torch.library.custom_op("covector_tests::counted_sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        calls["forward"] += 1
+        return torch.sin(x)
+
+    def backward(ctx, g):
+        calls["backward"] += 1
+        return g * torch.cos(ctx.saved_tensors[0])
+
+    sine.register_fake(torch.empty_like)
+    sine.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    return sine, calls
+
+
+# The backward of a backward is torch's own.
+TWICE = 1
+
+
+@pytest.mark.parametrize("make", [with_every_rule, as_operator])
+def test_a_large_kernel_of_which_every_lens_has_something_to_ask_is_run_60_times_at_most(make):
+    """All modes, second derivatives, the questions about an operator."""
+    kernel, calls = make()
+    report = covector.check_kernel(kernel, lambda x: torch.sin(x), randn(10, 8, 8, 8))
+    assert report, report
+    # An operator is counted when it is compiled too, and its backward when it is traced.
+    compiled = COMPILED if make is with_every_rule else 0
+    assert 40 < calls["forward"] + calls["backward"] + compiled + TWICE <= 60, calls
+
+
 def test_every_mode_of_a_plain_function_is_run():
     """A mode that never works would be unsupported for everybody, and nobody would know."""
     report = covector.check_kernel(torch.nn.functional.silu, torch.nn.functional.silu, randn(6, 9))
@@ -104,14 +165,17 @@ def test_the_inputs_of_the_caller_stay_as_they_are():
 
 
 def test_a_reference_that_does_not_run_in_float64():
-    """It is named, with what to do; no lens is tried without a truth."""
+    """It is named, with what to do; lenses that need no truth go on."""
 
     def reference(x):
         return x @ torch.ones(4, 4, dtype=F32)
 
     report = covector.check_kernel(lambda x: x @ torch.ones(4, 4), reference, randn(8, 4))
-    (found,) = report.findings
+    found = report.findings[0]
     assert found.outcome is Outcome.INCONCLUSIVE
+    assert {row[0] for row in report.tables[1].rows if row[3] == "passed"} == {"again", "in place"}
+    assert {f.check for f in report.findings} == {"reference", "again", "in place"}
+    assert "no golden values" in rows(report, "layout")[0][5]
     assert found.summary.startswith(
         "the reference raised RuntimeError: expected m1 and m2 to have the same dtype"
     )
@@ -184,11 +248,32 @@ def test_an_ill_conditioned_problem_is_inconclusive():
     def function(x):
         return torch.sin(1000 * x)
 
-    report = covector.check_kernel(function, function, randn(24, 40, dtype=BF16), lenses=["again"])
+    x = randn(24, 40, dtype=BF16)
+    report = covector.check_kernel(function, function, x, lenses=["again"])
     found = report.findings[0]
     assert found.outcome is Outcome.INCONCLUSIVE
     assert "ill-conditioned: the noise floor is" in found.summary
-    assert found.advice.startswith("With these inputs in float32 the noise floor is")
+    assert found.advice.startswith("With these inputs times 0.0625 the noise floor is")
+    smaller = (x.detach() * 0.0625).requires_grad_()
+    assert covector.check_kernel(function, function, smaller, lenses=["again"])
+
+
+def test_a_maximum_of_coarse_numbers_is_not_ill_conditioned():
+    """A few entries of its gradient hang on one rounding; the others are judged."""
+
+    def right(x):
+        return x.reshape(6, 4, 2, 5, 2).amax((2, 4))
+
+    def reference(x):
+        return torch.nn.functional.max_pool2d(x[None], 2)[0]
+
+    x = randn(6, 8, 10, dtype=BF16)
+    assert covector.check_kernel(right, reference, x, lenses=["in place"])
+
+    def wrong(x):
+        return right(x) * torch.tensor([1, 1, 1, 1, 1.1]).to(x.dtype)
+
+    assert covector.check_kernel(wrong, reference, x, lenses=["in place"]).outcome is Outcome.FAILED
 
 
 def test_a_wrong_kernel_says_where():
@@ -211,15 +296,48 @@ DIAGNOSED = [
     (lambda x: torch.sin(x).roll(1, 0), "displaced", "one place later along axis 0"),
     (lambda x: 0 * x, "zero", "zero everywhere"),
     (lambda x: torch.sin(x) + torch.sin(x).mean(1, keepdim=True), "missing term", "the same along axis 1"),
+    (lambda x: torch.sin(x) * (1 + x[:, :1]), "multiple", "a multiple of the golden values"),
+    (lambda x: torch.sin(x) + x * x[:, :1], "multiple", "for each line along axis 1, a multiple of `x`"),
+    (
+        lambda x: torch.sin(x) * (torch.arange(24) < 20) + (torch.arange(24) < 20),
+        "never written",
+        "the last 4 indices, from 20, the tail of a block of 4 of axis 1",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "rule", "text"), DIAGNOSED, ids=[f"{d[1]} {d[2]}" for d in DIAGNOSED])
 def test_the_mistake_is_named(kernel, rule, text):
     """As in a gradient check."""
-    report = covector.check_kernel(kernel, torch.sin, randn(24, 24), lenses=["again"])
+    report = covector.check_kernel(kernel, lambda x: torch.sin(x), randn(24, 24), lenses=["again"])
     first = report.findings[0].diagnoses[0]
     assert (first.rule, text in first.evidence) == (rule, True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        (slice(0, 16), "the sum over the first 16 of 20 rows of the output"),
+        (slice(8, None), "leaves the first 8 of 20 rows of the output out of a sum"),
+    ],
+)
+def test_a_sum_that_lacks_some_rows_is_named(kept, text):
+    """The gradient of a bias, of which a block is lost."""
+
+    class Shifted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            return x + bias
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return g, g[kept].sum(0)
+
+    report = covector.check_kernel(
+        Shifted.apply, lambda x, bias: x + bias, (randn(20, 9), randn(9)), lenses=["in place"]
+    )
+    assert text in report.findings[0].diagnoses[0].evidence, report
 
 
 def test_modules_share_their_parameters():
@@ -301,6 +419,8 @@ REFUSED = [
         "there is no lens 'layouts'; there are layout, requires grad",
     ),
     ({"dtypes": torch.int32}, ArgumentTypeError, "dtypes must be floating-point dtypes, got torch.int32"),
+    ({"dtypes": 3}, ArgumentTypeError, "dtypes must be floating-point dtypes, got 3"),
+    ({"lenses": 3}, ArgumentTypeError, "lenses must be names of lenses, got 3"),
     ({"dtypes": []}, ArgumentValueError, "dtypes is empty"),
     ({"inputs": torch.arange(3)}, ArgumentTypeError, "the inputs hold no floating-point tensor"),
     ({"inputs": torch.eye(3).to_sparse()}, ArgumentTypeError, "only dense tensors can be compared"),
@@ -394,13 +514,26 @@ def test_a_reference_that_computes_in_less_than_float64_is_named():
     assert covector.check_kernel(torch.sin, reference, randn(6, 9, dtype=BF16), lenses=["again"])
 
 
-@pytest.mark.parametrize(
-    "kernel", [lambda x: (x.sin(), x), lambda x: 1 / 0, lambda x: None, lambda x: x.sin()[1:]]
-)
-def test_a_kernel_that_gives_something_else_is_reported_once(kernel):
-    """The lenses have nothing to look at, and say so."""
-    report = covector.check_kernel(kernel, torch.sin, randn(6, 9))
-    assert [f.check for f in report.findings if f.outcome is not Outcome.PASSED] == ["as given"]
+OTHER_OUTPUTS = {
+    "a shorter one": lambda x: x.sin()[1:],
+    "two": lambda x: (x.sin(), x.cos()),
+    "none": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_OUTPUTS)
+def test_a_kernel_that_gives_something_else_is_reported_once(name):
+    """Lenses that need no truth go on; those that do have nothing to look at, and say so."""
+    report = covector.check_kernel(OTHER_OUTPUTS[name], torch.sin, randn(6, 9))
+    assert [f.check for f in report.findings if f.outcome is not Outcome.PASSED] == ["as given"], report
+    assert {row[3] for row in rows(report, "layout") + rows(report, "modes")} == {"not looked at"}
+    assert {row[3] for row in rows(report, "again")} == {"passed", "not looked at"}
+
+
+def test_a_kernel_that_raises_is_reported_once():
+    """There is nothing to look at."""
+    report = covector.check_kernel(lambda x: 1 / 0, torch.sin, randn(6, 9))
+    assert [f.check for f in report.findings] == ["as given"]
     assert {row[3] for row in report.tables[1].rows} == {"not looked at"}
 
 

@@ -20,6 +20,14 @@ KERNELS = EXAMPLES["KERNELS"]
 # What sees each bug, where it is not the comparison of outputs and gradients.
 SEEN = {("softmax", 3): "layout", ("cross entropy", 3): "again"}
 
+# What the report makes of each.
+NAMED = {
+    "softmax": ("never written", "multiple", "layout"),
+    "layer norm": ("missing term", "partial sum", "precision"),
+    "cross entropy": ("region", "multiple", "stale value"),
+    "attention": ("region", "never written", "precision"),
+}
+
 
 def check(name, bug, lens, dtype=torch.float32):
     make, reference, _ = KERNELS[name]
@@ -34,6 +42,8 @@ def test_a_planted_bug_is_caught(name, bug):
     report = check(name, bug, lens)
     failed = {found.check for found in report.findings if found.outcome is Outcome.FAILED}
     assert failed == {SEEN.get((name, bug), "as given")}, report
+    seen = [d.rule for found in report.findings for d in found.diagnoses]
+    assert NAMED[name][bug - 1] in seen, report
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -44,10 +54,13 @@ def test_a_right_kernel_passes(name, dtype):
     assert report, report
 
 
-def test_modes_that_the_interpreter_lacks_are_named():
-    """Compiled and batched: unsupported, which does not speak against the kernel."""
-    report = check("softmax", 0, "modes")
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_right_kernel_passes_every_lens(name):
+    """Compiled and batched: unsupported, which does not speak against the kernel, and is said."""
+    make, reference, _ = KERNELS[name]
+    report = covector.check_kernel(make(), reference, EXAMPLES["inputs"](name))
     assert report, report
+    assert "remark: modes: torch.compile (fullgraph), torch.vmap" in str(report)
     status = {row[1]: row[3] for row in report.tables[1].rows}
     assert status["torch.compile (fullgraph)"] == status["torch.vmap"] == "unsupported"
     assert status["no_grad"] == "passed"

@@ -128,6 +128,22 @@ def test_pages_imply_the_flag(wrong, run):
     assert (wrong / "pages" / "test_wrong.py-test_raises-1.html").exists()
 
 
+def test_a_failure_names_the_command_that_repeats_it(wrong, run, monkeypatch):
+    """The functions of a test are its own, so that code could not be pasted; from any folder."""
+    folder = wrong / "a folder"
+    folder.mkdir()
+    (wrong / "pytest.ini").write_text("[pytest]")
+    (folder / "test_wrong_too.py").write_text((wrong / "test_wrong.py").read_text())
+    monkeypatch.chdir(folder)
+    result = run("--covector", "-k", "raises")
+    result.stdout.fnmatch_lines(["E*reproduce: pytest test_wrong_too.py::test_raises --covector"])
+    result = run("--covector", "-k", "raises", "--rootdir", str(wrong))
+    result.stdout.fnmatch_lines(["E*reproduce: pytest test_wrong_too.py::test_raises --covector"])
+    monkeypatch.chdir(wrong)
+    result = run("--covector", "-k", "raises", "a folder")
+    result.stdout.fnmatch_lines(["E*reproduce: pytest 'a folder/test_wrong_too.py::test_raises' --covector"])
+
+
 def test_folders_with_a_conftest_of_their_own(wrong, run):
     """There pytest asks each plugin whether it belongs to the folder."""
     for name in ("first", "second"):

@@ -7,7 +7,8 @@ import pytest
 from test_page import EVIL, KEY, WRONG, w, x
 
 import covector
-from mutants import away, only
+from covector._index import Line, write_index
+from mutants import away, only, ruled
 from planted import cubed
 
 pytestmark = pytest.mark.browser
@@ -59,10 +60,10 @@ def opened(browser, tmp_path):
 
 
 def point_at(page, kind, row, column, size):
-    """Move the mouse to a cell of a square map of `size` cells."""
+    """Move the mouse to a cell of a map that has `size` rows and columns and fills its place."""
     box = page.locator(f"#map-{kind}").bounding_box()
-    cell = box["width"] / size
-    page.mouse.move(box["x"] + (column + 0.5) * cell, box["y"] + (row + 0.5) * cell)
+    x, y = (column + 0.5) * box["width"] / size[1], (row + 0.5) * box["height"] / size[0]
+    page.mouse.move(box["x"] + x, box["y"] + y)
 
 
 def pixels(page, kind):
@@ -73,12 +74,11 @@ def pixels(page, kind):
 def test_pointing_at_a_cell_shows_its_values(opened):
     page = opened(covector.check(WRONG, (x, w)))
     assert "Point at a cell" in page.inner_text("#readout")
-    # 2 x 6 cells in the middle of a square of six.
-    point_at(page, "error", 2, 4, 6)
+    point_at(page, "error", 0, 4, (2, 6))
     text = page.inner_text("#readout")
     assert "d output[0] / d w[2, 0]" in text
     assert "analytic 4 numeric 2 error 2 > allowed 0.00201" in " ".join(text.split())
-    point_at(page, "analytic", 3, 4, 6)
+    point_at(page, "analytic", 1, 4, (2, 6))
     assert "d output[1] / d w[2, 0]" in page.inner_text("#readout")
     assert "error 0 ≤ allowed" in page.inner_text("#readout")
 
@@ -90,7 +90,7 @@ def test_another_pair_is_shown(opened):
     page.click("text=d output / d x")
     assert page.inner_text("#pair-name") == "d output / d x"
     assert pixels(page, "numeric") != before
-    point_at(page, "numeric", 0, 1, 3)
+    point_at(page, "numeric", 0, 1, (2, 3))
     assert "d output[0] / d x[1]" in page.inner_text("#readout")
     assert page.locator("[aria-pressed=true]").inner_text() == "d output / d x"
 
@@ -135,12 +135,12 @@ def test_everything_works_from_the_keyboard(opened):
 
 def test_a_large_jacobian_and_the_entries_around_the_worst(opened):
     page = opened(covector.check(cubed(only(1234, 1.1)), away((2000,))(0)))
-    point_at(page, "error", 1234 // 32, 1234 // 32, 63)
+    point_at(page, "error", 1234 // 32, 1234 // 32, (63, 63))
     text = page.inner_text("#readout")
     assert "d output[1234] / d x[1234]" in text
     assert "the worst of 32 \u00d7 32 entries" in text
     page.select_option("#view", label="around d output[1234] / d x[1234]")
-    point_at(page, "error", 12, 12, 24)
+    point_at(page, "error", 12, 12, (24, 24))
     text = page.inner_text("#readout")
     assert "d output[1234] / d x[1234]" in text
     assert "worst of" not in text
@@ -176,16 +176,56 @@ def test_a_name_that_is_a_script_is_not_run(opened):
     function.__name__ = EVIL
     page = opened(covector.check(function, ({KEY: x},)))
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-    point_at(page, "error", 0, 0, 3)
+    point_at(page, "error", 0, 0, (3, 3))
     assert KEY in page.inner_text("#readout")
     assert EVIL in page.inner_text("h1")
 
 
-def test_it_fits_a_narrow_window(opened):
+@pytest.mark.parametrize("width", [400, 1300])
+def test_it_fits_the_window_and_entries_stay_on_one_line(opened, width):
     page = opened(covector.check(WRONG, (x, w)))
-    page.set_viewport_size({"width": 420, "height": 900})
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    assert wide <= 420
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    lines = page.eval_on_selector_all("td code", "cells => cells.map((c) => c.getClientRects().length)")
+    assert max(lines) == 1
+
+
+def test_a_map_of_one_row_fills_its_place(opened):
+    page = opened(covector.check(ruled(lambda x: x.sum(), lambda g, x: 2 * g.expand_as(x)), away((8,))(0)))
+    box = page.locator("#map-error").bounding_box()
+    assert box["height"] < box["width"] / 3
+    for column in range(8):
+        point_at(page, "error", 0, column, (1, 8))
+        assert f"d output / d x[{column}]" in page.inner_text("#readout")
+    unpainted = """canvas => {
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let clear = 0;
+        for (let i = 3; i < pixels.length; i += 4) if (pixels[i] === 0) clear++;
+        return 4 * clear / pixels.length;
+    }"""
+    assert page.eval_on_selector("#map-error", unpainted) < 0.05
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_index_follows_the_reader_and_fits(browser, tmp_path, scheme):
+    """The list of pages has their colours, no line wider than the window, and one line for a diagnosis."""
+    report = covector.check(WRONG, (x, w))
+    where, hint = f"tests/test_{'long_' * 30}name.py::test", "likely: `" + "w" * 300 + "`"
+    lines = [Line(where, "gradcheck(f)", "failed", 0.1, str(report), "page.html", hint, "failed")] * 3
+    path = write_index(tmp_path, "3 checks did not pass", lines)
+    report.to_html(tmp_path / "page.html")
+    context = browser.new_context(viewport={"width": 400, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.set_viewport_size({"width": 1300, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1300
+    assert page.locator(".hint").first.bounding_box()["height"] < 30
+    page.click("a >> nth=0")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    assert page.inner_text("h1").startswith("check(")
+    context.close()
 
 
 def test_the_picture_in_the_documents_can_be_made(browser, tmp_path):

@@ -1,5 +1,6 @@
 """Reports: what people read, word for word, and what machines read."""
 
+import ast
 import gc
 import io
 import json
@@ -8,6 +9,7 @@ import re
 import sys
 import weakref
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -70,20 +72,22 @@ reverse mode: FAILED: reverse mode disagrees with central differences
       Jacobian; it is -0.667 x the numeric one there
     look at: an index in the backward, or an entry that an in-place operation overwrites
 reproduce:
+  import torch, covector
+  from test_report import cube
   covector.check(
       cube,
       {X},
       seed=0,
   )
-how: 3 x 3 entries column by column, step 1e-06; 23 calls of the function""",
+how: 3 x 3 entries column by column, step 1e-06; 25 calls of the function""",
     ),
     "right": (
         lambda: covector.check(torch.sin, x),
         """\
 check(sin): PASSED
 checks: reverse mode, gradient kind, determinism, linearity, undefined cotangents
-how: 3 x 3 entries column by column, step 1e-06; an error above 2e-07 in any entry would have shown;
-    10 calls of the function""",
+how: 3 x 3 entries element by element, step 1e-06; an error above 2e-07 in any entry would have
+    shown; 3 calls of the function""",
     ),
     "kink": (
         lambda: covector.check(torch.relu, torch.zeros(1, dtype=torch.float64, requires_grad=True)),
@@ -98,6 +102,7 @@ reverse mode: FAILED: the function is not differentiable at this point
       them
     look at: the inputs: move them away from the kink, or pass kinks="pass"
 reproduce:
+  import torch, covector
   covector.check(
       torch.relu,
       torch.tensor([0.0], dtype=torch.float64, requires_grad=True),
@@ -121,6 +126,8 @@ check(nudged): FAILED
 purity: FAILED: the function changes its input x in place
   A derivative is taken at a point; let the function work on a copy.
 reproduce:
+  import torch, covector
+  from test_report import nudged
   covector.check(
       nudged,
       {X},
@@ -179,7 +186,7 @@ def test_data():
     assert data["outcome"] == "failed"
     assert data["function"] == "cube"
     assert data["seed"] == 0
-    assert data["evaluations"] == 23
+    assert data["evaluations"] == 25
     assert "cause" not in data
     assert data["seconds"] > 0
     (found,) = [f for f in data["findings"] if f["outcome"] == "failed"]
@@ -343,17 +350,96 @@ NAMES = {
 
 @pytest.mark.parametrize("name", [name for name in vars(Wrong) if not name.startswith("_")])
 def test_what_reproduces_does(name):
-    """The line that a report gives, run with the user's names, gives the same findings."""
+    """What a report gives, pasted where the user's names are, gives the same findings."""
     report = getattr(Wrong, name)()
     assert not report
     names = {**NAMES, "x": X_LARGE if name == "large" else x, "m": M.T, "grad_outputs": G}
-    if "gradgradcheck" in report.reproduce:
-        with pytest.raises(covector.GradcheckError) as caught:
-            eval(report.reproduce, names)
-        again = caught.value.report
-    else:
-        again = eval(report.reproduce, names)
+    assert _pasted(report.reproduce, names).findings == report.findings
+
+
+def _pasted(code, names):
+    """The report that Python makes whose last line is a check."""
+    *lines, last = ast.parse(code).body
+    exec(compile(ast.Module(lines, []), "pasted", "exec"), names)
+    try:
+        return eval(compile(ast.Expression(last.value), "pasted", "eval"), names)
+    except covector.GradcheckError as error:
+        return error.report
+
+
+def _drawn():
+    """Inputs made in the ways that are recognised, in another order than they are passed in."""
+    torch.manual_seed(7)
+    w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    b = torch.rand(3, 5).double().requires_grad_()
+    torch.manual_seed(7)
+    return (torch.randn(4, 5, dtype=torch.float64, requires_grad=True), {"w": w, "b": [b]})
+
+
+def tree(a, params):
+    return cube(a @ params["w"]) @ params["b"][0]
+
+
+def test_drawn_inputs_are_drawn_again():
+    """By the seed that was set last: the code runs by itself, in a fresh interpreter."""
+    report = covector.check(tree, _drawn())
+    assert not report
+    assert (
+        report.reproduce
+        == """\
+import torch, covector
+from test_report import tree
+torch.manual_seed(7)
+a = torch.randn((4, 5), dtype=torch.float64, requires_grad=True)
+torch.manual_seed(7)
+params_w = torch.randn((5, 3), dtype=torch.float64, requires_grad=True)
+params_b_0 = torch.rand((3, 5)).double().requires_grad_()
+covector.check(tree, (a, {'w': params_w, 'b': [params_b_0]}), seed=0)"""
+    )
+    state = torch.get_rng_state()
+    assert _pasted(report.reproduce, {}).findings == report.findings
+    torch.set_rng_state(state)
+
+
+def test_regular_inputs_are_made_again():
+    """Numbers that are evenly spaced, or all the same."""
+    a = torch.linspace(-2, 2, 2000, dtype=torch.float64, requires_grad=True)
+    b = torch.full((2, 1000), 0.3, dtype=torch.float64, requires_grad=True)
+    report = covector.check(regular, (a, b))
+    assert not report
+    assert report.reproduce.splitlines()[2:4] == [
+        "a = torch.linspace(-2.0, 2.0, 2000, dtype=torch.float64, requires_grad=True)",
+        "b = torch.full((2, 1000), 0.3, dtype=torch.float64, requires_grad=True)",
+    ]
+    assert _pasted(report.reproduce, {}).findings == report.findings
+
+
+def regular(a, b):
+    return cube(a), b
+
+
+def test_nothing_is_drawn_from_the_callers_generator():
+    """Looking for the draws that made an input leaves the caller's random numbers as they were."""
+    inputs = _drawn()
+    before = torch.get_rng_state()
+    assert not covector.check(tree, inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16])
+def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype):
+    """Text says what is missing; a page has the numbers beside it, and its code loads them."""
+    given = (torch.linspace(-1.1, 1, 30) ** 3).to(dtype).requires_grad_()
+    report = covector.check(cube, given)
+    assert not report
+    assert f"# x: {dtype}, 30: as it was given" in report.reproduce
+    report.to_html(tmp_path / "page.html")
+    shown = re.search(
+        r"<h2>Reproduce</h2><pre><code>(.*?)</code>", (tmp_path / "page.html").read_text(), re.S
+    )
+    again = _pasted(unescape(shown[1]), {})
     assert again.findings == report.findings
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "page.npz"]
 
 
 def test_what_reproduces_a_lambda_says_where_it_stands():
@@ -409,7 +495,7 @@ def test_rich_shows_the_same_within_the_width(width):
     assert text.splitlines()[0].split() == ["check(cube)", "FAILED"]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
     flat = "".join(text.split())
-    for part in ("doutput[1]/dx[1]", "`x[1]`only", "lookat:", "covector.check(", "23calls"):
+    for part in ("doutput[1]/dx[1]", "`x[1]`only", "lookat:", "covector.check(", "25calls"):
         assert part in flat, part
     assert "checks: reverse mode" in _rich_text(covector.check(torch.sin, x))
 

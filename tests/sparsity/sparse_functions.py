@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 class SparseFunction:
     """A function of one tensor; `exact` if the detected pattern has no entry too many; None: in some torch.
 
-    `forward` is False where torch has no forward mode for it, `batched` where it cannot be batched.
+    `forward` is False where torch has no forward mode for it, `batched` where some torch cannot batch it.
     """
 
     name: str
@@ -155,6 +155,49 @@ def through_choice(x):
     return x[torch.argsort(x.detach())] * 2
 
 
+class Turned(torch.autograd.Function):
+    """Works in place; its derivative is not that of what it does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.flip(0) * 2
+
+
+def sweep(x):
+    y = x.clone()
+    for i in range(1, 3):
+        for j in range(1, 3):
+            y[i, j] = (y[i - 1, j] + y[i, j - 1] + x[i + 1, j] + x[i, j + 1]) / 4
+    return y
+
+
+def continued_fraction(x):
+    terms = [x[0].exp()]
+    for element in x[1:]:
+        terms.append(element + 1 / terms[-1])
+    return torch.stack(terms)
+
+
+def imaginary_in_place(x):
+    z = torch.complex(x[:3], x[3:])
+    z.imag.mul_(x[3:])
+    return z.real + z.imag
+
+
+def cells(x):
+    state, outputs = None, []
+    for step in x:
+        state = _CELL(step, state)
+        outputs.append(state[0])
+    return torch.stack(outputs)
+
+
+_CELL = torch.nn.LSTMCell(2, 2).double()
 _TRIDIAGONAL = torch.diag(_constant(8)) + torch.diag(_constant(7), 1) + torch.diag(_constant(7), -1)
 _BLOCKS, _MIXING, _KERNEL, _TRANSPOSED = (
     _constant(3, 2, 2),
@@ -237,7 +280,7 @@ FUNCTIONS = [
     SparseFunction("slices of rows", lambda x: (y := x[1:, 1:].sin())[1:, :2] * y[:-1, 1:], (4, 4)),
     SparseFunction("in-place slices", in_place_slices, (8,)),
     SparseFunction("loop", loop, (9,)),
-    SparseFunction("checkpoint", lambda x: checkpoint(lambda y: y.sin() * y.roll(1), x, use_reentrant=False), (6,)),
+    SparseFunction("checkpoint", lambda x: checkpoint(lambda y: y.sin() * y.roll(1), x, use_reentrant=False), (6,), batched=False),
     SparseFunction("module by samples", lambda x: _LAYER(x), (5, 3)),
     SparseFunction("vmap inside", lambda x: torch.vmap(lambda row: row.prod() * row)(x), (3, 2)),
     SparseFunction("outer product of means", lambda x: x.mean(0) * x.std(0), (4, 3)),
@@ -255,11 +298,24 @@ FUNCTIONS = [
     SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
     SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
     SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False, forward=False),
-    SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=None, forward=False),
+    SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=None, forward=False, batched=False),
     SparseFunction("least squares", lambda x: torch.linalg.lstsq(x.reshape(2, 3, 2), _RIGHT)[0], (12,)),
     SparseFunction("transposed in place", lambda x: x.clone().transpose_(0, 1).unsqueeze_(0) ** 2, (2, 3)),
     SparseFunction("lists of tensors", lambda x: torch.stack(torch._foreach_mul(list(x.unbind()), 2.0)) ** 2, (3, 2)),
     SparseFunction("recurrent layer", lambda x: _RECURRENT(x)[0], (3, 1, 2)),
+    SparseFunction("cells in a loop", cells, (3, 2, 2)),
+    SparseFunction("sweep in place", sweep, (4, 4)),
+    SparseFunction("continued fraction", continued_fraction, (5,)),
+    SparseFunction("imaginary part in place", imaginary_in_place, (6,)),
+    SparseFunction("Function in place", lambda x: Turned.apply(x * 1), (5,), forward=False, batched=False),
+    SparseFunction("gradient inside", lambda x: torch.func.grad(lambda y: (y[1:] * y[:-1] ** 2).sum())(x), (5,)),
+    SparseFunction("vmap in vmap", lambda x: torch.vmap(torch.vmap(lambda a: a.sin() * a), in_dims=1)(x), (3, 2)),
+    SparseFunction("checkpoint in checkpoint", lambda x: checkpoint(lambda y: checkpoint(torch.sin, y, use_reentrant=False) * y.roll(1), x, use_reentrant=False), (6,), batched=False),
+    SparseFunction("bicubic", lambda x: F.interpolate(x, size=(5, 3), mode="bicubic").sin(), (1, 1, 4, 4)),
+    SparseFunction("pixel shuffle", lambda x: F.pixel_shuffle(x, 2).sin(), (1, 4, 2, 2)),
+    SparseFunction("index arithmetic", lambda x: x[(torch.arange(6) * 5 + 1) % 6] * x[torch.arange(6) // 2], (6,)),
+    SparseFunction("dilated unfold", lambda x: F.unfold(x, 2, stride=2, padding=1, dilation=2) ** 2, (1, 1, 5, 4)),
+    SparseFunction("window of a spectrum", lambda x: torch.stft(x, 4, 2, center=False, return_complex=True, window=x.new_ones(4)).abs(), (10,)),
     SparseFunction("empty", lambda x: x[:0] * 2, (3,)),
     SparseFunction("scalar in, scalar out", lambda x: x.sin() * x, ()),
 ]  # fmt: skip

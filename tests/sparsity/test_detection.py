@@ -61,7 +61,7 @@ def test_no_entry_is_missing(case):
 def test_no_entry_is_missing_in_the_reverse_program(case):
     """The program that pulls back is followed where forward mode has no rule; it has rules of its own."""
     caller, run, arguments = problem(case.function, case.at(1000))
-    found = detection._follow(caller, run, arguments, detection._pulled, "reverse", local=False)
+    found = detection._follow(caller, run, arguments, detection._pulled, "reverse", local=False).found
     assert found.pattern.covers(true_pattern(case)), found.pattern.missing(true_pattern(case))
     assert not found.fallbacks
 
@@ -157,6 +157,10 @@ def test_the_custom_jvp_is_what_is_followed():
         @staticmethod
         def jvp(ctx, tangent):
             return tangent * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
 
     assert covector.sparsity(Diagonal.apply, torch.zeros(5)).nnz == 5
 

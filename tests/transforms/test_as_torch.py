@@ -277,6 +277,23 @@ def test_an_operation_without_any_rule(library, function):
         library.jvp(function, (x,), (ones,))
 
 
+def test_an_operation_without_a_forward_rule():
+    """Torch raises; here its backward is differentiated, and a warning names the operation."""
+    points = torch.tensor([[0.0, 0.5], [1.0, -1.0], [0.25, 2.0]], dtype=torch.float64)
+    tangent = points.sin() + 1
+
+    def distances(a):
+        return torch.ops.aten._pdist_forward(a, 2.0)
+
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(distances, (points,), (tangent,))
+    with pytest.warns(ForwardModeWarning, match="_pdist_forward"):
+        value, pushed = covector.jvp(distances, (points,), (tangent,))
+    assert_close(value, distances(points))
+    step = 1e-6 * tangent
+    assert_close(pushed, (distances(points + step) - distances(points - step)) / 2e-6, rtol=1e-7, atol=1e-7)
+
+
 # cdist, whose batching rule is wrong in torch
 
 POINTS = torch.tensor([[0.0, 0.5], [1.0, -1.0], [0.25, 2.0]], dtype=torch.float64)
@@ -328,3 +345,47 @@ def test_cdist_is_refused_where_it_would_be_wrong():
     gradients = torch.vmap(covector.grad(lambda a: torch.cdist(a, POINTS).sum()))(CLOUDS)
     expected = torch.stack([covector.grad(lambda a: torch.cdist(a, POINTS).sum())(a) for a in CLOUDS])
     assert_close(gradients, expected)
+
+
+LAYOUTS = {
+    "sparse_coo": torch.Tensor.to_sparse,
+    "sparse_csr": torch.Tensor.to_sparse_csr,
+    "mkldnn": torch.Tensor.to_mkldnn,
+}
+
+DENSE = {
+    "jacrev": lambda f, s: covector.jacrev(f)(s),
+    "jacfwd": lambda f, s: covector.jacfwd(f)(s),
+    "jacobian": lambda f, s: covector.jacobian(f)(s),
+    "jacobian, of a dict": lambda f, s: covector.jacobian(lambda p: f(p["s"]))({"s": s}),
+    "hessian": lambda f, s: covector.hessian(f)(s),
+    "hessian_blocks": lambda f, s: covector.hessian_blocks(f)(s),
+    "functional.jacobian": lambda f, s: covector.functional.jacobian(f, s),
+    "functional.hessian": lambda f, s: covector.functional.hessian(f, (s,)),
+    "functional, forward": lambda f, s: covector.functional.jacobian(
+        f, s, vectorize=True, strategy="forward-mode"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("verb", DENSE)
+def test_a_jacobian_is_dense(verb, layout):
+    """Torch refuses too, by whichever operation happens to fail; products are taken."""
+    s = LAYOUTS[layout](torch.eye(3))
+
+    def squares(a):
+        return (a.to_dense() ** 2).sum()
+
+    with pytest.raises(NotImplementedError, match=rf"a Jacobian is dense, and \S+ has the layout {layout}\."):
+        DENSE[verb](squares, s)
+    assert_close(covector.grad(squares)(s).to_dense(), 2 * torch.eye(3))
+
+
+def test_a_jacobian_of_a_sparse_output():
+    """It has every row; where forward mode has none, it is refused, as in torch."""
+    x = torch.eye(2)
+    assert_close(covector.functional.jacobian(lambda a: a.to_sparse(), x).reshape(4, 4), torch.eye(4))
+    with pytest.raises(UnsupportedError, match="_to_sparse"):
+        covector.functional.jacobian(lambda a: a.to_sparse(), x, strategy="forward-mode", vectorize=True)

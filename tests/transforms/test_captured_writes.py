@@ -1,7 +1,9 @@
-"""A function that writes to a tensor it captures: refused by name, before anything is written."""
+"""A function that writes to a tensor it captures: refused by name, and nothing of the write stays."""
 
 import contextlib
 import functools
+import itertools
+import threading
 import types
 
 import pytest
@@ -396,7 +398,7 @@ WRITES = [(writer, verb) for writer in WRITERS for verb in VERBS if writer in SO
 
 
 @pytest.mark.parametrize(("writer", "verb"), WRITES, ids=lambda x: x if isinstance(x, str) else x.__name__)
-def test_refused_before_it_is_written(writer, verb):
+def test_refused_and_untouched(writer, verb):
     """Whichever verb asks, wherever the tensor is captured, however it would be written to."""
     function, captured, name = writer()
     was, at, version = captured.clone(), captured.data_ptr(), captured._version
@@ -405,19 +407,120 @@ def test_refused_before_it_is_written(writer, verb):
     assert_untouched(captured, was, at, version)
 
 
-class Opaque:
+@pytest.mark.parametrize("verb", [*FEW, "vjp", "linearize"])
+def test_large_tensors_are_not_copied(verb):
+    """More than is kept: the operations are watched instead, and the write is refused before it is done."""
+    captured = torch.zeros(10_000, dtype=torch.float64)
+
+    def function(a):
+        captured[:3].add_(a)
+        return (captured[:3] * a).sum()
+
+    with pytest.raises(UnsupportedError, match="to captured, a captured tensor"):
+        VERBS[verb](function)
+    assert_untouched(captured, torch.zeros_like(captured), captured.data_ptr(), 0)
+
+
+@pytest.mark.parametrize("size", [3, 10_000])
+@pytest.mark.parametrize("verb", ["grad", "vjp", "jvp", "jacrev"])
+def test_refused_although_the_function_goes_on(verb, size):
+    """One that catches what its own operation raises is refused too, whether the write was done or not."""
+    captured = torch.zeros(size, dtype=torch.float64)
+
+    def function(a):
+        with contextlib.suppress(Exception):
+            captured[:3].copy_(a)
+        return (a**2).sum()
+
+    with pytest.raises(UnsupportedError, match="to captured, a captured tensor"):
+        VERBS[verb](function)
+    assert_untouched(captured, torch.zeros_like(captured), captured.data_ptr(), 0)
+
+
+def by_a_thread(captured, a):
+    thread = threading.Thread(target=captured.copy_, args=(a,))
+    thread.start()
+    thread.join()
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, target, a):
+        target.add_(a)
+        ctx.mark_dirty(target)
+        return target
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+    @staticmethod
+    def jvp(ctx, of_target, of_a):
+        return of_target.add_(of_a) if of_target is not None else of_a
+
+
+def by_a_dirty_tensor(captured, a):
+    Doubles.apply(captured, a)
+
+
+class Slotted:
     __slots__ = ("run",)
+
+
+def by_a_computed_name(captured, a):
+    getattr(captured, "_".join(["copy", ""]))(a)
+
+
+def by_text(captured, a):
+    exec("t.copy_(a)", {"t": captured, "a": a})
+
+
+def beside_a_watched_write(captured, a):
+    torch.zeros(3).detach().add_(1)
+    by_a_thread(captured, a)
+
+
+def by_a_slot(captured, a):
+    write = Slotted()
+    write.run = captured.copy_
+    (lambda b: write.run(b))(a)
+
+
+UNSEEN = [by_a_thread, by_a_dirty_tensor, by_a_slot, by_a_computed_name, by_text, beside_a_watched_write]
+
+
+@pytest.mark.parametrize("write", UNSEEN)
+@pytest.mark.parametrize(
+    "verb", ["grad", "vjp", "jacrev", "hessian", "functional.vjp", "functional.jacobian"]
+)
+def test_what_operations_do_not_show_is_undone(verb, write):
+    """No operation of this thread writes to the tensor; its version tells, and its numbers are put back."""
+    captured = torch.zeros(3, dtype=torch.float64)
+    product = (torch.ones(3, dtype=torch.float64, requires_grad=True) * captured).sum()
+
+    def function(a):
+        write(captured, a)
+        return (captured * a).sum()
+
+    with pytest.raises(UnsupportedError, match="to captured, a captured tensor"):
+        VERBS[verb](function)
+    assert_untouched(captured, torch.zeros_like(captured), captured.data_ptr(), 0)
+    product.backward()  # what was saved before is still right
+
+
+def hidden(captured):
+    """Ways to write whose name stands nowhere in code."""
+    return itertools.repeat(captured.copy_)
 
 
 @pytest.mark.parametrize("verb", ["grad", "vjp", "jvp", "functional.vjp"])
 def test_what_the_code_does_not_show_is_found_afterwards(verb):
     """The name of the operation stands nowhere in the code; the version of the tensor tells."""
     captured = torch.zeros(3, dtype=torch.float64)
-    write = Opaque()
-    write.run = captured.copy_
+    ways = hidden(captured)
 
     def function(a):
-        write.run(a)
+        next(ways)(a)
         return (captured * a).sum()
 
     with pytest.raises(UnsupportedError, match="to captured, a captured tensor"):
@@ -425,34 +528,21 @@ def test_what_the_code_does_not_show_is_found_afterwards(verb):
     assert not captured.requires_grad
 
 
+@pytest.mark.parametrize("way", [lambda captured: [captured.copy_], hidden])
 @pytest.mark.parametrize("verb", ["grad", "vjp", "functional.vjp"])
-def test_after_an_error_of_the_function(verb):
-    """What the function raises reaches the caller, and no graph stays behind."""
+def test_after_an_error_of_the_function(verb, way):
+    """What the function raised after the write is the cause, and no graph stays behind."""
     captured = torch.zeros(3, dtype=torch.float64)
-    write = Opaque()
-    write.run = captured.copy_
+    ways = way(captured)
 
     def function(a):
-        write.run(a)
+        next(iter(ways))(a)
         raise KeyError("mine", captured.shape)
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(UnsupportedError, match="to captured, a captured tensor") as caught:
         VERBS[verb](function)
+    assert isinstance(caught.value.__cause__.__cause__, KeyError)
     assert not captured.requires_grad
-
-
-@pytest.mark.parametrize("verb", ["grad", "vjp", "jvp", "jacrev"])
-def test_a_function_may_go_on_without_the_write(verb):
-    """One that catches what its own operation raises gets its derivative; the tensor is as before."""
-    captured = torch.zeros(3, dtype=torch.float64)
-
-    def function(a):
-        with contextlib.suppress(Exception):
-            captured.copy_(a)
-        return (a**2).sum()
-
-    VERBS[verb](function)
-    assert_untouched(captured, torch.zeros_like(captured), captured.data_ptr(), 0)
 
 
 @pytest.mark.parametrize("verb", ["grad", "vjp", "jvp", "jacrev", "hessian", "functional.hvp", "linearize"])

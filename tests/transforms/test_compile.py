@@ -404,3 +404,15 @@ def test_options():
         replay(energy)(x.to_sparse())
     with pytest.raises(ArgumentTypeError, match="arguments must be dense tensors"):
         replay(lambda x, extra: x)(x, {1, 2})
+
+
+def test_settings_of_modules_are_compared():
+    """Of torch's own modules too, and what was put on one by hand."""
+    norm = torch.nn.LayerNorm(4).double()
+    norm.gain = 2.0
+    derivative = covector.grad(lambda x: (norm(x) * x).sum() * norm.gain)
+    fast = covector.compile(derivative, backend="replay")
+    for change in ({}, {"eps": 0.5}, {"gain": 3.0}):
+        vars(norm).update(change)
+        assert_close(fast(x), derivative(x))
+    assert len(fast.plans) == 3

@@ -227,7 +227,7 @@ def test_a_transform_itself_is_compiled():
 
 def test_sizes_that_are_unknown():
     """`dynamic=True` compiles once for all sizes."""
-    for verb in (covector.jacrev, covector.jacfwd):
+    for verb in (covector.jacobian, covector.jacrev, covector.jacfwd):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
         compiled = torch.compile(verb(torch.sin), fullgraph=True, dynamic=True, backend=counter)

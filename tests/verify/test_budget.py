@@ -11,6 +11,7 @@ report has to agree with a counter in the function.
 | passes, exhaustive, can be batched       | 2 n + 8 points; five calls, if it is small               |
 | fails, in either mode                    | torch's exhaustive count + 60                            |
 | noisy                                    | as one that fails, and it does not fail                  |
+| noisy, many inputs                       | torch's exhaustive count + 64 + 2 n, and it does not fail |
 | one input number                         | 4 if it is right, 18 if it is wrong                      |
 | float32 module, fast                     | torch's fast count for the same module in float64, + 4   |
 | pullbacks of one that passes             | torch's number + 2                                       |
@@ -37,7 +38,7 @@ from covector import Report
 PASSED, INCONCLUSIVE, FAILED = "passed", "inconclusive", "failed"
 
 FAST_SLACK, EXHAUSTIVE_SLACK, FAILING_SLACK, MODULE_SLACK, PULLBACK_SLACK = 2, 8, 60, 4, 2
-CALLS_OF_A_BATCH, RIGHT_NUMBER, WRONG_NUMBER = 5, 4, 18
+CALLS_OF_A_BATCH, RIGHT_NUMBER, WRONG_NUMBER, NOISY_SLACK = 5, 4, 18, 64
 
 REVERSE: dict[str, Any] = {}
 FORWARD = {"check_forward_ad": True, "check_backward_ad": False}
@@ -434,6 +435,18 @@ def test_a_noisy_function(case: Case, mode: dict[str, Any], alone: bool, fast: b
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome in (PASSED, INCONCLUSIVE)
     assert runs(counted, report) <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
+
+
+@each_speed
+@each_writing
+@pytest.mark.parametrize("digits", [7, 8])
+def test_a_noisy_function_of_many_inputs(digits: int, alone: bool, fast: bool) -> None:
+    """Every column looks wrong, and is differenced once more, with the step that suited the first."""
+    rounded = ruled(lambda x: x.sin().round(decimals=digits), lambda g, x: g * x.cos())
+    counted, inputs = Counted(rounded, alone=alone), normal((30,))()
+    report = covector.check(counted, inputs, fast_mode=fast)
+    assert report.outcome == PASSED
+    assert runs(counted, report) <= torch_runs(rounded, inputs) + NOISY_SLACK + 2 * coordinates(inputs)
 
 
 # One number

@@ -136,12 +136,13 @@ def calls_of(function, *shapes):
 
 
 def test_an_elementwise_function_takes_few_runs():
-    assert calls_of(torch.sin, (5_000,)) == 4
+    assert calls_of(torch.sin, (5_000,)) == 3
     assert calls_of(torch.hypot, (100, 1), (70,)) == 7
 
 
 def test_rows_that_are_independent_are_moved_at_once():
-    assert calls_of(lambda x: x.softmax(1), (100, 10)) == 1 + 2 + 2 * 10 + 3
+    """After the guess that it is elementwise was refuted by two runs."""
+    assert calls_of(lambda x: x.softmax(1), (100, 10)) == 1 + 2 + 2 + 2 * 10 + 3
 
 
 def test_shapes_that_have_no_axis_in_common_are_not_moved_to_see():
@@ -149,11 +150,14 @@ def test_shapes_that_have_no_axis_in_common_are_not_moved_to_see():
 
 
 def test_in_a_loop_it_takes_three_for_each_input():
+    """One to see each axis, and two along it; together two, where both have the shape of the output."""
+
     def unbatchable(x: Tensor, y: Tensor) -> Tensor:
         assert x.sum().item() < 1e9
         return x * y
 
-    assert calls_of(unbatchable, (500,), (500,)) == 1 + 2 * 3
+    assert calls_of(unbatchable, (3, 500), (500,)) == 1 + 2 * 3 + 1
+    assert calls_of(unbatchable, (500,), (500,)) == 1 + 2
 
 
 @torch.library.custom_op("covector_tests::cube", mutates_args=())
@@ -174,10 +178,10 @@ def test_fast_mode_spares_an_operator_that_is_applied_point_by_point():
     """Along random directions, however few the entries are; exhaustively, each of them twice."""
     x = point(40)
     cube_calls.clear()
-    assert covector.gradcheck(cube, x)
+    assert covector.gradcheck(lambda x: cube(x).flip(0), x)  # which is not elementwise
     exhaustively = len(cube_calls)
     cube_calls.clear()
-    assert covector.gradcheck(cube, x, fast_mode=True)
+    assert covector.gradcheck(lambda x: cube(x).flip(0), x, fast_mode=True)
     assert len(cube_calls) < 20 < 80 <= exhaustively
     with pytest.raises(covector.GradcheckError):
         covector.gradcheck(lambda x: cube(x) + 1e-3 * x.detach(), x, fast_mode=True)

@@ -1307,3 +1307,10 @@ def test_a_backward_that_returns_zeros_without_memory(size, fast_mode):
     """The gradient of sgn is a tensor that torch keeps no memory for."""
     x = torch.linspace(0.5, 1, size, dtype=torch.float64).requires_grad_()
     assert covector.check(torch.sgn, x, fast_mode=fast_mode).outcome is PASSED
+
+
+def test_a_mistake_of_the_judge_is_not_blamed_on_the_derivative(monkeypatch):
+    """Under test it is raised; else a wrong function would seem to be rejected for a reason."""
+    monkeypatch.setattr("covector.verify.slopes._typical", None)
+    with pytest.raises(TypeError, match="not callable"):
+        covector.check(doubled(torch.sin), random(3))

@@ -11,7 +11,7 @@ from covector._tree import Arguments
 from covector.errors import Caller
 from covector.verify.analytic import ReverseMap
 from covector.verify.examine import Examiner
-from covector.verify.looks import Look, axes, ladder, may_align, signs, singles
+from covector.verify.looks import Look, axes, elementwise, ladder, may_align, signs, singles
 from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
 from covector.verify.tolerance import Tolerance
@@ -61,17 +61,18 @@ def forced(name: str, comparison: Examiner) -> list[Look]:
         "singles": lambda: [singles(size)],
         "signs": lambda: [signs(size, 2, 0)],
         "axes": lambda: axes(comparison.numeric, 0),
+        "elementwise": lambda: [elementwise(comparison.numeric.problem, 0)],
     }
     return made[name]()
 
 
-@pytest.mark.parametrize("name", ["singles", "signs", "axes"])
+@pytest.mark.parametrize("name", ["singles", "signs", "axes", "elementwise"])
 def test_a_right_derivative_leaves_no_suspects(name):
     comparison = examiner(torch.sin, drawn(12))
     assert [comparison.examine(look)[0] for look in forced(name, comparison)] == [None]
 
 
-@pytest.mark.parametrize("name", ["singles", "signs", "axes"])
+@pytest.mark.parametrize("name", ["singles", "signs", "axes", "elementwise"])
 @pytest.mark.parametrize(("row", "column"), [(3, 3), (3, 7), (0, 11)])
 @pytest.mark.parametrize("make", [wrong_at, elementwise_wrong_at])
 def test_one_wrong_entry_shows_in_every_look(name, row, column, make):
@@ -91,6 +92,33 @@ def test_the_worst_group_comes_first():
     first, second = wrong_at(3, 7, 2e-3), wrong_at(1, 5, 0.5)
     comparison = examiner(lambda x: first(x) + second(x), drawn(12))
     assert comparison.examine(singles(12))[0].look.groups.ravel().tolist() == [5, 7]
+
+
+def test_an_elementwise_function_of_several_inputs_is_differenced_once():
+    """All inputs and all elements at once; what was differenced is what was said."""
+    inputs = (drawn(4, 5), drawn(4, 5), drawn(4, 5))
+    report = covector.check(lambda a, b, c: (torch.atan2(a, b) * c, a * c), inputs)
+    assert report
+    assert "element by element" in report.method
+    assert report.evaluations == 3  # one at the point
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_elements_that_are_coupled_are_no_elementwise_function(which, dtype):
+    """The guess is wrong, which the look shows by itself; the derivative is right."""
+    inputs = [drawn(3, 4).detach().to(dtype).requires_grad_() for _ in range(2)]
+    functions = (lambda a, b: a * b.flip(0), lambda a, b: a.cumsum(1) + b)
+    report = covector.check(functions[which], tuple(inputs))
+    assert report
+    assert "element by element" not in report.method
+
+
+def test_columns_of_one_shape_but_of_other_outputs_are_not_guessed():
+    """A scalar that is added to a vector; a vector that is broadcast; and outputs of another shape."""
+    for inputs in ((drawn(6), drawn()), (drawn(6, 6), drawn(6)), (drawn(6, 1), drawn(6, 1))):
+        problem = examiner(lambda a, b: (a + b) * torch.ones(6, dtype=torch.float64), *inputs).numeric.problem
+        assert elementwise(problem, 0) is None
 
 
 def test_aligned_axes_are_seen():
@@ -120,11 +148,11 @@ def test_doubled_steps_clear_what_is_truncation():
 @pytest.mark.parametrize(
     ("shape", "probes", "names"),
     [
-        ((8,), 0, ["singles"]),
-        ((8,), 2, ["signs", "singles"]),
+        ((8,), 0, ["elementwise", "singles"]),
+        ((8,), 2, ["signs", "elementwise", "singles"]),
         ((2,), 2, ["singles"]),
-        ((200,), 0, ["axes", "singles"]),
-        ((200,), 1, ["signs", "axes", "singles"]),
+        ((200,), 0, ["elementwise", "axes", "singles"]),
+        ((200,), 1, ["signs", "elementwise", "axes", "singles"]),
     ],
 )
 def test_the_ladder_goes_from_the_cheapest_look_to_every_column(shape, probes, names):

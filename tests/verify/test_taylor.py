@@ -1,24 +1,23 @@
 """The Taylor remainder: its order says whether a derivative is right, without a step."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
 import covector
+import drawn
 from covector.verify.finding import Outcome
 
 D = torch.float64
-
-
-def randn(*shape, dtype=D):
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_()
+randn = partial(drawn.randn, dtype=D, seed=3)
 
 
 def uniform(*shape, size=1.0, start=0.0):
-    drawn = torch.rand(shape, dtype=D, generator=torch.Generator().manual_seed(3))
-    return (start + size * drawn).requires_grad_()
+    numbers = torch.rand(shape, dtype=D, generator=torch.Generator().manual_seed(3))
+    return (start + size * numbers).requires_grad_()
 
 
 def sine(factor=1.0, second=1.0):

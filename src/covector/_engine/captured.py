@@ -9,11 +9,13 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
 from functools import cache, partial
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
@@ -40,11 +42,21 @@ class Captured(NamedTuple):
     version: int
 
 
+class Writes(IntEnum):
+    """Whether code has operations that write to some tensor."""
+
+    NONE = 0
+    NOTICED = 1
+    """The version of the tensor grows, and what it depends on is seen in its graph."""
+    UNNOTICED = 2
+    """It has ways to write past these: `tensor.data`, `tensor.detach()`, other memory for a tensor."""
+
+
 class Found(NamedTuple):
-    """The tensors that a function captures; `writes`: its code has operations that write to some tensor."""
+    """The tensors that a function captures, and whether its code writes to tensors."""
 
     tensors: list[Captured]
-    writes: bool
+    writes: Writes
 
 
 # Containers in containers in containers, long ones, and what comes after so many references are left out.
@@ -55,6 +67,8 @@ _MOST = 1000
 
 def captured(function: Any) -> Found:
     """The tensors in a function's closure, defaults and globals, and in modules and containers there."""
+    if type(function) is FunctionType and _is_closed(function):
+        return Found([], _code_of(function).writes)
     search = _Search(function)
     found: list[Captured] = []
     seen = set()
@@ -68,8 +82,20 @@ def captured(function: Any) -> Found:
             if look is not None:
                 look(value, name, depth, search)
             if len(seen) > _MOST:
-                return Found(found, writes=True)
+                return Found(found, Writes.UNNOTICED)
     return Found(found, search.writes)
+
+
+def _is_closed(function: FunctionType) -> bool:
+    """Whether a function has nothing but libraries from outside."""
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        return False
+    outside = function.__globals__
+    for key in _code_of(function).globals:
+        value = outside.get(key)
+        if value is not None and not (type(value) is ModuleType and _is_library(value.__name__)):
+            return False
+    return True
 
 
 class _Search:
@@ -79,7 +105,12 @@ class _Search:
 
     def __init__(self, start: Any) -> None:
         self.pending: list[tuple[Any, str, int]] = [(start, "", 0)]
-        self.writes = False
+        self.writes = Writes.NONE
+
+    def add(self, writes: Writes) -> None:
+        """Add what some of the code does."""
+        if writes > self.writes:
+            self.writes = writes
 
 
 def writes_in_place(name: str) -> bool:
@@ -95,16 +126,22 @@ _IN_PLACE = frozenset(
 # Attributes of a tensor that are its numbers, or a tensor that belongs to it.
 _NUMBERS = frozenset(["data", "grad", "real", "imag"])
 
+# Names by which code may do what it does not name.
+_MAY_WRITE = frozenset(["getattr", "exec", "eval", "attrgetter", "methodcaller", "ops", "mark_dirty"])
+
+# Names in code that writes past the graph of a tensor, or gives it other memory.
+_PAST_THE_GRAPH = frozenset(["data", "detach", "out", "resize_", "resize_as_", "set_", "swap_tensors"])
+
 
 class _Code(NamedTuple):
     """What code says: names of globals, names of attributes, and whether it writes to something in place."""
 
     globals: tuple[str, ...]
     attributes: tuple[str, ...]
-    writes: bool
+    writes: Writes
 
 
-_NOTHING = _Code((), (), writes=False)
+_NOTHING = _Code((), (), Writes.NONE)
 
 # By identity: a code object hashes all that it holds, each time it is asked.
 _known: dict[int, tuple[CodeType, _Code]] = {}
@@ -128,7 +165,8 @@ def _read(code: CodeType) -> _Code:
     # Names of operations may stand in constants too: keywords of calls, and what `getattr` is asked for.
     words = {c for c in code.co_consts if isinstance(c, str)}
     keywords = {word for c in code.co_consts if isinstance(c, tuple) for word in c if isinstance(word, str)}
-    writes = not keywords.isdisjoint(("out", "inplace"))
+    words |= keywords & _PAST_THE_GRAPH
+    in_place = not keywords.isdisjoint(("out", "inplace"))
     for step in dis.get_instructions(code):
         kind = step.opname
         if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -136,18 +174,22 @@ def _read(code: CodeType) -> _Code:
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(step.argval)
         elif kind in ("STORE_SUBSCR", "STORE_SLICE"):
-            writes = True
-        elif kind == "STORE_ATTR":
-            writes = writes or step.argval in _NUMBERS
+            in_place = True
+        elif kind == "STORE_ATTR" and step.argval in _NUMBERS:
+            in_place = True
+            words.add(step.argval)
         elif kind == "BINARY_OP":
-            writes = writes or step.argrepr.endswith("=")
-    writes = writes or any(map(writes_in_place, loaded | attributes | words))
+            in_place = in_place or step.argrepr.endswith("=")
+    words |= loaded | attributes
+    writes = Writes.NONE
+    if in_place or not words.isdisjoint(_MAY_WRITE) or any(map(writes_in_place, words)):
+        writes = Writes.NOTICED if words.isdisjoint(_PAST_THE_GRAPH) else Writes.UNNOTICED
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             inner = _read(constant)
             loaded.update(inner.globals)
             attributes.update(inner.attributes)
-            writes = writes or inner.writes
+            writes = max(writes, inner.writes)
     return _Code(tuple(loaded), tuple(attributes), writes)
 
 
@@ -156,26 +198,30 @@ def _is_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] in LIBRARIES
 
 
-# Classes, and whether the code of their methods writes to something in place.
-_classes: dict[type, bool] = {}
+# Classes, and what the code of their methods writes in place.
+_classes: dict[type, Writes] = {}
 
 
-def _class_writes(kind: type) -> bool:
+def _class_writes(kind: type) -> Writes:
     known = _classes.get(kind)
     if known is None:
-        _classes[kind] = False  # while it is looked at, for methods that lead back to the class
-        known = _classes[kind] = any(captured(method).writes for method in _methods(kind))
+        _classes[kind] = Writes.NONE  # while it is looked at, for methods that lead back to the class
+        known = max((captured(method).writes for method in _methods(kind)), default=Writes.NONE)
+        _classes[kind] = known
     return known
 
 
 def _methods(kind: type) -> Iterator[FunctionType]:
-    """The user's methods of a class that may run in a call. Those of custom Functions record nothing."""
-    if issubclass(kind, Function):
-        return
+    """The user's methods of a class that may run in a call.
+
+    Those of custom Functions record nothing, except for tensors that they mark as written to.
+    """
     for base in kind.__mro__:
         for name, value in () if _is_library(base.__module__) else tuple(vars(base).items()):
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-            if isinstance(function, FunctionType) and name != "__init__":
+            if not isinstance(function, FunctionType) or name == "__init__":
+                continue
+            if not issubclass(kind, Function) or "mark_dirty" in function.__code__.co_names:
                 yield function
 
 
@@ -184,7 +230,7 @@ Look = Callable[[Any, str, int, _Search], None]
 
 def _into_function(function: FunctionType, name: str, depth: int, search: _Search) -> None:
     code = _code_of(function)
-    search.writes = search.writes or code.writes
+    search.add(code.writes)
     outside = function.__globals__
     for key in code.globals:
         value = outside.get(key)
@@ -246,7 +292,7 @@ def _into_module(module: Module, name: str, depth: int, search: _Search) -> None
             _into_items((("a hook", hook) for hook in hooks.values()), prefix, depth, search)
     if type(module).__module__.startswith("torch."):
         return  # torch's own modules write nothing that has a graph
-    search.writes = search.writes or _class_writes(type(module))
+    search.add(_class_writes(type(module)))
     for key, value in held.items():
         if key in ("_buffers", "_parameters"):
             _into_items(value.items(), prefix, depth, search)
@@ -255,14 +301,23 @@ def _into_module(module: Module, name: str, depth: int, search: _Search) -> None
 
 
 def _into_object(value: Any, name: str, depth: int, search: _Search) -> None:
-    search.writes = search.writes or _class_writes(type(value))
+    search.add(_class_writes(type(value)))
     if depth < _DEEPEST:
-        _into_items(vars(value).items(), f"{name}." if name else "", depth + 1, search)
+        prefix = f"{name}." if name else ""
+        _into_items(getattr(value, "__dict__", {}).items(), prefix, depth + 1, search)
+        slots = ((key, getattr(value, key, None)) for key in _slots_of(type(value)))
+        _into_items(slots, prefix, depth + 1, search)
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the attributes that objects of a class of the user's have outside of a dictionary."""
+    owners = [base for base in kind.__mro__ if not _is_library(base.__module__)]
+    return tuple(k for base in owners for k, v in vars(base).items() if isinstance(v, MemberDescriptorType))
 
 
 def _into_class(kind: type, name: str, depth: int, search: _Search) -> None:
     if not _is_library(kind.__module__):
-        search.writes = search.writes or _class_writes(kind)
+        search.add(_class_writes(kind))
         attributes = ((k, v) for k, v in vars(kind).items() if not isinstance(v, FunctionType))
         _into_items(attributes, f"{name}.", depth, search)
 
@@ -272,7 +327,8 @@ def _into_method(method: MethodType, name: str, depth: int, search: _Search) -> 
 
 
 def _into_operation(operation: Any, name: str, depth: int, search: _Search) -> None:
-    search.writes = search.writes or writes_in_place(operation.__name__)
+    if writes_in_place(operation.__name__):
+        search.add(Writes.UNNOTICED if operation.__name__ in _PAST_THE_GRAPH else Writes.NOTICED)
     owner = getattr(operation, "__self__", None)
     if isinstance(owner, Tensor):
         search.pending.append((owner, f"the tensor of {name}", depth))
@@ -308,7 +364,7 @@ def _look_for(value: Any) -> Look | None:
     for kind, look in _LOOKS:
         if isinstance(value, kind):
             return look
-    has_attributes = isinstance(getattr(value, "__dict__", None), dict)
+    has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _slots_of(type(value))
     return _into_object if has_attributes else None
 
 

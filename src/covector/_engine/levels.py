@@ -85,7 +85,7 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
     if tracing():
         return tensor  # `TracedScope.settle` did that
     for other in others:
-        if not batches(other) <= batches(tensor):
+        if stack.is_functorch_wrapped_tensor(other) and not batches(other) <= batches(tensor):
             tensor = tensor + unwrap_if_dead(other).new_zeros(tensor.shape, dtype=tensor.dtype)
     return tensor
 

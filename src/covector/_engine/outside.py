@@ -172,9 +172,6 @@ def _of_module(module: torch.nn.Module, name: str) -> Iterator[Place]:
     for kind in ("_parameters", "_buffers", "_modules"):
         for place in _of_dict(inner[kind], name):
             yield place
-    if _is_library(type(module)):
-        yield from _of_dict(inner, name, ["training"])
-        return
     own = [key for key in inner if key not in _OF_MODULES]
     for place in _of_dict({key: inner[key] for key in own}, name):
         yield place._replace(get=functools.partial(inner.__getitem__, place.name.rpartition(".")[2]))

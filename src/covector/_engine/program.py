@@ -11,18 +11,18 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from operator import getitem
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
 from covector._engine.outside import Outside, Place, always, is_plain, outside_of
+from covector._engine.ready import keep_apart, short, written_out
 from covector._tree import LEAF, Spec, flatten, unflatten
 from covector.errors import Caller, UnsupportedError, UntraceableError
 
@@ -101,6 +101,16 @@ class Program:
         except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
             return None
         return tensors
+
+    def constants(self) -> dict[int, Tensor]:
+        """The tensors that are built into the graph, by the position of the input that they are given as."""
+        inputs = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        first = len(inputs) - len(self.captured)
+        return {
+            first + number: places[0].value
+            for number, places in enumerate(self.captured)
+            if places[0].name == CONSTANT
+        }
 
     def changed(self) -> str | None:
         """The name of a value from outside that is not what it was."""
@@ -266,35 +276,12 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     constants = {
         n for n, places in zip(by_tensor.values(), captured, strict=True) if places[0].name == CONSTANT
     }
-    _keep_apart(graph, constants)
+    keep_apart(graph, constants)
     graph.eliminate_dead_code()
     bare = GraphModule({}, graph)
     fixed += [f"{value!r}, a result" for value in result.leaves if value is not None and is_plain(value)]
     kinds = tuple(_kind(places[0].value) for places in captured)
     return Program(bare, result, tuple(captured), kinds, tuple(found.values), (*fixed, *found.skipped))
-
-
-def _keep_apart(graph: Graph, constants: set[Node]) -> None:
-    """Copy results that are views of a constant: the caller may change them."""
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    with graph.inserting_before(output):
-        results = [
-            graph.call_function(_aten.clone.default, (node,)) if _viewed(node) in constants else node
-            for node in output.args[0]
-        ]
-    output.args = (results,)
-
-
-def _viewed(node: Node) -> Node:
-    """What this is a view of, or the node itself."""
-    while node.op == "call_function" and (node.target is getitem or _is_view(node.target)):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def _is_view(operation: Any) -> bool:
-    returns = operation._schema.returns if hasattr(operation, "_schema") else ()
-    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
 def quietly(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -317,7 +304,7 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
         backend: "replay" runs the graph as it is; "inductor" compiles it; others are for torch.compile.
     """
     if backend == "replay":
-        return program.module.forward
+        return short(program.module, program.constants()).forward
     if backend != "inductor":
         return torch.compile(program.module, backend=backend, fullgraph=True, dynamic=False)
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
@@ -328,5 +315,6 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
     versions.require(versions.NEEDED_BY_INDUCTOR, "backend='inductor'")
     from torch._inductor import standalone_compile
 
+    written_out(program.module)
     with torch.no_grad():
         return standalone_compile(program.module, list(example), dynamic_shapes="from_example_inputs")

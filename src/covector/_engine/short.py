@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
-from covector._engine.captured import captured
 from covector._engine.reverse import Recording, resumed
 from covector._engine.scopes import PlainScope, lasting
-from covector._engine.writes import guarded, written
+from covector._engine.writes import run_watched
 from covector._tree import Evaluation
 
 
@@ -36,13 +35,10 @@ def applies(args: Sequence[Any]) -> bool:
 class ShortRun:
     """One run of a function on leaves of its own, some of which (`chosen`) are to be differentiated by."""
 
-    __slots__ = ("_connected", "_shared", "returned", "variables", "written")
-
-    written: str | None
-    """The name of a captured tensor to which the function wrote what depends on the variables."""
+    __slots__ = ("_connected", "_shared", "returned", "variables")
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Tensor], chosen: Sequence[int]) -> None:
-        before, found = lasting(), captured(function)
+        before = lasting()
         inner, variables = [], []  # in loops: a comprehension is a call of its own
         for value in args:
             inner.append(value.detach())
@@ -53,13 +49,12 @@ class ShortRun:
         if not connected:
             torch._C._set_grad_enabled(True)
         try:
-            self.returned = guarded(function, found, variables)(*inner)
+            self.returned = run_watched(function, inner, {}, variables)
         finally:
             torch._C._set_grad_enabled(connected)
             for variable in variables:
                 graph.close_leaf(variable)
             self._shared = lasting() != before
-            self.written = written(found, variables) if found.tensors else None
 
     def shown(self) -> Tensor | None:
         """What was returned, without its graph; None where more than that has to be looked at."""

@@ -11,6 +11,11 @@ def version(tensor: Tensor) -> int:
     return tensor._version
 
 
+def set_version(tensor: Tensor, version: int) -> None:
+    """Set that number back, for a tensor whose changes were undone: what was saved of it is still right."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 def coo_indices(tensor: Tensor) -> Tensor:
     """The indices of a COO tensor, coalesced or not; the public method refuses those that are not."""
     return tensor._indices()

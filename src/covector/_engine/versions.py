@@ -59,9 +59,11 @@ NEEDED = (
     "torch._add_batch_dim",
     "torch._remove_batch_dim",
     # modes, and forward mode without a level
+    "torch._C.DisableTorchFunction",
     "torch._C._enter_dual_level",
     "torch._C._exit_dual_level",
     "torch._C._is_fwd_grad_enabled",
+    "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
     "torch._C._pop_torch_function_stack",
     "torch._C._push_on_torch_function_stack",
@@ -76,6 +78,7 @@ NEEDED = (
     "torch._C._functions.UndefinedGrad",
     "torch.autograd.Function._backward_cls._forward_cls",
     "torch.autograd.Variable._execution_engine.run_backward",
+    "torch._C._autograd._unsafe_set_version_counter",
     "torch._library.autograd",
     # tensors and their memory
     "torch.Tensor._backward_hooks",

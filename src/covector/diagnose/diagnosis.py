@@ -20,8 +20,8 @@ from covector.verify.forgiving import forgiving
 _SHOWN = 3
 _WORTH = 0.8
 
-# A diagnosis with a rival for the same entries is no surer than this.
-_CONTESTED = 0.85
+# A diagnosis with a rival for the same entries, which is as sure as this, is no surer than that.
+_RIVAL, _CONTESTED = 0.8, 0.85
 
 UNKNOWN = "No known kind of mistake fits these entries."
 
@@ -84,7 +84,7 @@ def _contested(seen: list[tuple[Rule, Observation]]) -> list[tuple[Rule, Observa
     """What two rules explain in different ways is sure in neither."""
     rules: dict[str, set[str]] = {}
     for rule, found in seen:
-        if found.confidence > _CONTESTED:
+        if found.confidence >= _RIVAL:
             rules.setdefault(found.where, set()).add(rule.name)
     return [
         (rule, replace(found, confidence=min(found.confidence, _CONTESTED)))

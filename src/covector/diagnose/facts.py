@@ -51,7 +51,7 @@ def facts(case: Case) -> tuple[str, ...]:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    found = [text for text in (_places(s), _zero(s) or _relation(s)) if text]
+    found = [text for text in (_places(s), _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
         count = int(s.bad.sum())
@@ -138,6 +138,18 @@ def _relation(s: Suspect) -> str:
         if _steady(quotient.values, values):
             return f"{text}, and changes steadily with {name}"
     return text
+
+
+def _scaling(s: Suspect) -> str:
+    """Whether the error changes with the scale of the input: of the elements with a wrong entry."""
+    errors = torch.where(s.bad, (s.analytic - s.numeric).abs(), 0.0).amax(0)
+    wrong = s.bad.any(0)
+    errors, sizes = errors[wrong], s.point[wrong].abs()
+    order = sizes.argsort()
+    if errors.numel() < _SEVERAL or not bool(errors.isfinite().all()) or not _steady(errors, sizes):
+        return ""
+    grows = bool(errors[order][-1] > errors[order][0])
+    return f"the error {'grows' if grows else 'shrinks'} with the size of {s.inputs.name}"
 
 
 def _steady(ratios: Tensor, values: Tensor) -> bool:

@@ -19,7 +19,7 @@ from covector.errors import (
     OutputError,
     StrictError,
 )
-from covector.transforms._door import called, summary
+from covector.transforms._door import called, check_dense, summary
 
 Tensors = list[Tensor]
 
@@ -177,6 +177,23 @@ def output_name(evaluation: Evaluation, position: int) -> str:
 
 def accept_any(call: Call, evaluation: Evaluation) -> None:
     """Every tensor will do."""
+
+
+def accept_dense(call: Call, evaluation: Evaluation) -> None:
+    """Every strided tensor will do."""
+    check_dense(
+        call.caller,
+        evaluation.outputs,
+        lambda: [output_name(evaluation, i) for i in range(len(evaluation.outputs))],
+    )
+
+
+def check_dense_inputs(call: Call) -> None:
+    """Every input is strided."""
+    given = "inputs" if call.one_input else call.inputs
+    check_dense(
+        call.caller, call.inputs, lambda: [place("inputs", i, given) for i in range(len(call.inputs))]
+    )
 
 
 def accept_one_number(call: Call, evaluation: Evaluation) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
-from covector.functional._door import check_real_inputs, open_call
+from covector.functional._door import check_dense_inputs, check_real_inputs, open_call
 from covector.functional._gradient import gradient, second_order
 from covector.functional._matrix import arranged, by_columns, by_rows
 from covector.functional._strategy import check_strategy
@@ -56,6 +56,7 @@ def hessian(
     )  # fmt: skip
     call = open_call("hessian", func, inputs, create_graph=create_graph, strict=strict)
     check_real_inputs(call)
+    check_dense_inputs(call)
     if outer_jacobian_strategy == "forward-mode":
         _, blocks = by_columns(call, gradient(call))
         return arranged(call, blocks, one_row=call.one_input)

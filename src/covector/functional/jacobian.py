@@ -10,7 +10,16 @@ from torch import Tensor
 from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation
 from covector.errors import NoGraphWarning, OutputError, warn
-from covector.functional._door import Call, accept_any, one_output, open_call, output_name, record, runner
+from covector.functional._door import (
+    Call,
+    accept_dense,
+    check_dense_inputs,
+    one_output,
+    open_call,
+    output_name,
+    record,
+    runner,
+)
 from covector.functional._matrix import arranged, by_columns, by_rows
 from covector.functional._strategy import check_strategy
 
@@ -56,9 +65,11 @@ def jacobian(
     check_strategy("jacobian", "strategy", strategy, vectorize=vectorize, strict=strict, graph=create_graph)
     if strategy == "forward-mode":
         call = open_call("jacobian", func, inputs)
-        evaluation, blocks = by_columns(call, runner(call, accept_any))
+        check_dense_inputs(call)
+        evaluation, blocks = by_columns(call, runner(call, accept_dense))
         return arranged(call, blocks, one_row=one_output(evaluation))
     call = open_call("jacobian", func, inputs, create_graph=create_graph, strict=strict)
+    check_dense_inputs(call)
     with call.modes():
         recording = record(call, runner(call, _accept_real))
         _warn_without_graph(call, recording.outputs)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covector.kernels.bench import Bench, Sample, raised
+from covector.kernels.bench import Bench, Sample, compact, raised
 from covector.kernels.comparison import PASSING_SHARE, Comparison
+from covector.kernels.rules import Around
 from covector.kernels.subject import random_like, variables
-from covector.kernels.truth import Truth
+from covector.kernels.truth import Truth, real
 from covector.verify.finding import Outcome
-from covector.verify.leaves import is_differentiable
+from covector.verify.leaves import doubled, is_differentiable
 
 # How inputs are scaled in search of some for which the problem is not ill-conditioned.
 _FACTORS = (0.25, 0.0625, 4.0)
+
+
+# Of outputs with more rows than these, sums over some of them are not tried.
+_ROWS = 64
 
 
 def compared(bench: Bench) -> list[Comparison]:
@@ -28,6 +34,33 @@ def compared(bench: Bench) -> list[Comparison]:
     found = bench.compared(run, bench.truths)
     moved = _elsewhere(bench)
     return [_settled(bench, _guarded(one, moved)) for one in found]
+
+
+def around(bench: Bench) -> Around:
+    """What rules may ask about the tensors of a kernel that is wrong."""
+    chosen = zip(bench.arguments.chosen, bench.names, strict=True)
+    known = {t.name: t.golden for t in bench.truths.outputs if t is not None}
+    return Around(known | {name: real(bench.leaves[i]) for i, name in chosen}, partial(_sums, bench))
+
+
+def _sums(bench: Bench, name: str) -> Tensor | None:
+    """A gradient of golden by the first row of the output, by the first two, and so on."""
+    names = [f"grad {one}" for one in bench.names]
+    pulled = [c for c in bench.sample.cotangents if c is not None]
+    if name not in names or len(pulled) != 1 or not pulled[0].dim() or not 1 < len(pulled[0]) <= _ROWS:
+        return None
+    leaves = variables([doubled(compact(leaf)) for leaf in bench.leaves], bench.arguments.chosen)
+    with torch.enable_grad():
+        outputs = bench.reference(leaves)
+        found = []
+        for row in range(1, len(pulled[0])):
+            few = [None if c is None else doubled(c).clone() for c in bench.sample.cotangents]
+            for cotangent in few:
+                if cotangent is not None:
+                    cotangent[row:] = 0
+            found.append(bench.reference.pull(outputs, leaves, few, retain_graph=True)[names.index(name)])
+    known = [real(gradient) for gradient in found if gradient is not None]
+    return torch.stack(known) if len(known) == len(found) else None
 
 
 def _elsewhere(bench: Bench) -> dict[str, Tensor]:

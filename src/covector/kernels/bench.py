@@ -88,8 +88,8 @@ class Bench:
     changed: dict[str, str] = field(default_factory=dict)
     """What the kernel wrote into, and in which way of calling it that was seen first."""
     output_names: list[str] = field(default_factory=list)
-    wrong: bool = False
-    """Whether the kernel is wrong as it was given."""
+    unjudged: str = ""
+    """Why runs are not compared with the truth, if they are not: it is not there, or the kernel is wrong."""
     first: First | None = None
     """The first run of the kernel, as it was given; None if it raised."""
 
@@ -102,6 +102,12 @@ class Bench:
     def is_large(self) -> bool:
         """Whether a run is so long that there should be few of them."""
         return sum(self.leaves[i].numel() for i in self.arguments.chosen) > _LONG
+
+    def names_of(self, outputs: Sequence[Any]) -> list[str]:
+        """How a person would write outputs of the kernel, which may be others than the reference's."""
+        if len(outputs) == len(self.output_names):
+            return self.output_names
+        return [f"output[{number}]" for number in range(len(outputs))]
 
     @lazy
     def sample(self) -> Sample:

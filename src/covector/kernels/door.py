@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,20 +41,20 @@ def check_kernel(
 
     Kernel, reference and golden values (the reference in float64) see the same numbers. The error of the
     kernel is measured against the noise of the reference in the same dtype: of every output and every
-    gradient, as a whole, on every slice along every axis, and in its largest entry. `docs/how-
-    to/kernels.md` explains it.
+    gradient, as a whole, on every slice along every axis, and in its largest entry.
+    `docs/how-to/kernels.md` explains it.
 
     Args:
         kernel: what is to be checked: a function, an `nn.Module`, an operator of `torch.library`.
         reference: plain torch code of the same arguments, that also runs in float64.
-        inputs: a tensor, or a tuple of trees; or a function of a size that makes them, so that sizes can be
-        varied.
+        inputs: a tensor, or a tuple of trees; or a function of a size that makes them, to vary sizes.
             Gradients are compared by the tensors that require grad; if none does, outputs alone are.
         kwargs: keyword arguments of both.
         dtypes: the dtypes to check in; None means the inputs' own.
-        lenses: names of the lenses to look through, instead of all; a name with a "-" before it is left out
-        of all. ratio: how many times the reference's noise a right kernel may have. nondet_tol: how much
-        two runs on the same inputs may differ. seed: of everything random here.
+        lenses: names of the lenses to look through; one with a "-" before it is left out of all.
+        ratio: how many times the reference's noise a right kernel may have.
+        nondet_tol: how much two runs on the same inputs may differ.
+        seed: of everything random here.
 
     Returns:
         A `Report`, true if everything passed.
@@ -177,6 +177,8 @@ def _lenses(names: Sequence[str] | None) -> tuple[Lens, ...]:
     """The lenses that are asked for."""
     if names is None:
         return LENSES
+    if not isinstance(names, Iterable):
+        raise ArgumentTypeError(f"{_VERB}: lenses must be names of lenses, got {summary(names)}.")
     names = (names,) if isinstance(names, str) else tuple(names)
     known = [lens.name for lens in LENSES]
     for name in names:

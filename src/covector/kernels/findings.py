@@ -9,7 +9,7 @@ import torch
 
 from covector.kernels.comparison import Comparison
 from covector.kernels.row import Row, Status, row_of
-from covector.kernels.rules import diagnoses
+from covector.kernels.rules import Around, diagnoses
 from covector.verify.finding import Diagnosis, Finding, Outcome, Table
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _TELLING = {
 }
 
 
-def base_finding(name: str, compared: Sequence[Comparison]) -> Finding:
+def base_finding(name: str, compared: Sequence[Comparison], around: Around) -> Finding:
     """The kernel as it was given."""
     row = row_of(name, compared)
     worst = row.comparison
@@ -57,18 +57,18 @@ def base_finding(name: str, compared: Sequence[Comparison]) -> Finding:
         worst.outcome,
         f"{row.text}{others}",
         advice=worst.advice,
-        diagnoses=next((seen for one in (worst, *bad) if (seen := diagnoses(one))), ()),
+        diagnoses=next((seen for one in (worst, *bad) if (seen := diagnoses(one, around))), ()),
         tables=tuple(_evidence(worst)),
     )
 
 
-def lens_finding(name: str, rows: Sequence[Row]) -> Finding:
+def lens_finding(name: str, rows: Sequence[Row], look_at: str = "") -> Finding:
     """What a lens showed: the first way that fails speaks for it; what is unsupported is a remark."""
     failed = [row for row in rows if row.status is Status.FAILED]
     if failed:
         first = failed[0]
         others = f" (and {len(failed) - 1} more ways)" if len(failed) > 1 else ""
-        told = (_TELLING[first.way],) if first.way in _TELLING else ()
+        told = tuple(_told(name, first.way, look_at))
         seen = diagnoses(first.comparison) if first.comparison is not None else ()
         tables = tuple(_evidence(first.comparison)) if first.comparison is not None else ()
         return Finding(
@@ -81,6 +81,14 @@ def lens_finding(name: str, rows: Sequence[Row]) -> Finding:
     unsupported = [row.way for row in rows if row.status is Status.UNSUPPORTED]
     remark = f"{name}: {', '.join(unsupported)} unsupported" if unsupported else ""
     return Finding(name, Outcome.PASSED, remark)
+
+
+def _told(lens: str, way: str, look_at: str) -> Iterator[Diagnosis]:
+    """What the way itself says about the mistake."""
+    if way in _TELLING:
+        yield _TELLING[way]
+    elif look_at:
+        yield Diagnosis(lens, f"it depends on the way of calling: {way}", look_at, 0.7)
 
 
 def _evidence(comparison: Comparison) -> Iterator[Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any
@@ -45,7 +45,7 @@ class Request:
 
 def dtypes_of(caller: Caller, dtypes: Any) -> tuple[torch.dtype | None, ...]:
     """The dtypes to check in; None for the inputs' own."""
-    wanted = (dtypes,) if dtypes is None or isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    wanted = tuple(dtypes) if isinstance(dtypes, Iterable) else (dtypes,)
     if not wanted:
         raise ArgumentValueError(f"{caller}: dtypes is empty; leave it out to check in the inputs' own.")
     for dtype in wanted:
@@ -77,7 +77,7 @@ def benches(request: Request) -> Iterator[Bench]:
             leaves,
             request.settings,
             ", ".join(sorted(known)),
-            arguments.paths(reference),
+            arguments.paths(reference if parameter_names(reference) else kernel),
         )
         if request.makes_inputs:
             bench.sizes = leaves_of

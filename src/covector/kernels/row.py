@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from covector.kernels.comparison import Comparison
+from covector.kernels.comparison import BEYOND_DOUBT, Comparison
 from covector.verify.finding import Outcome
 
 
@@ -53,6 +53,14 @@ def row_of(way: str, comparisons: Sequence[Comparison]) -> Row:
         return Row(way, Status.SKIPPED, "there is nothing to compare")
     text = f"{worst.name}: {worst.summary}" if worst.summary else ""
     return Row(way, _OF_OUTCOME[worst.outcome], text, worst)
+
+
+def beyond_doubt(row: Row) -> Row:
+    """The row, inconclusive where what is wrong may be noise that the reference does not have."""
+    if row.status is not Status.FAILED or row.comparison is None or not row.comparison.wrong:
+        return row
+    doubtful = row.comparison.wrong[0].excess <= BEYOND_DOUBT
+    return replace(row, status=Status.INCONCLUSIVE) if doubtful else row
 
 
 def _badness(comparison: Comparison) -> tuple[int, float]:

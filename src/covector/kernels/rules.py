@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -23,12 +23,23 @@ _COARSE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
+class Around:
+    """What else is known of a kernel, by the names of its tensors."""
+
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+    """Inputs and outputs, of which an error may be a multiple."""
+    sums: Callable[[str], Tensor | None] = lambda name: None
+    """A gradient of golden by the first row of the output, by the first two, and so on."""
+
+
+@dataclass(frozen=True)
 class Suspect:
     """A tensor that is wrong: what the kernel gave, what is true, and how it was measured."""
 
     got: Tensor
     truth: Truth
     comparison: Comparison
+    around: Around
 
     @lazy
     def golden(self) -> Tensor:
@@ -73,6 +84,8 @@ def _factor(suspect: Suspect) -> Found:
     factor = float((got * golden).sum()) / size
     if factor == 0.0 or not suspect.explains(factor * suspect.golden):
         return None
+    if abs(factor) < 1e-3:
+        return "the kernel gives next to nothing, where golden does not", 0.9
     if abs(factor + 1) < 1e-2:
         return "the kernel gives the right numbers with the wrong sign", 0.95
     named = [
@@ -143,6 +156,56 @@ def _missing_term(suspect: Suspect) -> Found:
     return None
 
 
+def _multiple(suspect: Suspect) -> Found:
+    """A term like y * sum(g * y), of which the sum is wrong: line by line, the error is a multiple of y."""
+    noise, error = suspect.truth.floor.sqrt(), suspect.error
+    if float((error.abs() > 8 * noise).double().mean()) < 0.5:
+        return None
+    for text, other in _others(suspect):
+        for axis, size in enumerate(error.shape):
+            if size < 8 or error.numel() // size < 2:
+                continue
+            ratios = torch.where(other != 0, error / other, torch.nan)
+            factor = ratios.nanmedian(axis, keepdim=True).values
+            explained = (error - factor * other).abs() <= _LEFT * error.abs() + 4 * noise
+            if float(explained.double().mean()) > 0.9:
+                return f"the error is, for each line along axis {axis}, a multiple of {text}", 0.8
+    return None
+
+
+def _others(suspect: Suspect) -> Iterator[tuple[str, Tensor]]:
+    """What an error may be a multiple of: the golden values themselves, an input, an output."""
+    if _factor(suspect) is None:
+        yield "the golden values", suspect.golden
+    for name, tensor in suspect.around.known.items():
+        if tensor.shape == suspect.golden.shape and name != suspect.comparison.name:
+            yield f"`{name}`", tensor
+
+
+def _partial(suspect: Suspect) -> Found:
+    """A gradient that is a sum over the rows of the output, of which some are left out."""
+    sums = suspect.around.sums(suspect.comparison.name)
+    for number, first in enumerate(() if sums is None else sums, 1):
+        whole = 0 if sums is None else len(sums) + 1
+        if suspect.explains(first):
+            return f"the kernel gives the sum over the first {number} of {whole} rows of the output", 0.95
+        if suspect.explains(suspect.golden - first):
+            return f"the kernel leaves the first {number} of {whole} rows of the output out of a sum", 0.95
+    return None
+
+
+def _never_written(suspect: Suspect) -> Found:
+    """Whole slices of zeros, whatever else is wrong."""
+    for axis, size in enumerate(suspect.golden.shape):
+        across = [a for a in range(suspect.golden.dim()) if a != axis]
+        empty = ~suspect.got.bool().any(across) if across else ~suspect.got.bool()
+        true = suspect.golden.bool().any(across) if across else suspect.golden.bool()
+        found = torch.nonzero(empty & true).flatten().tolist()
+        if 0 < len(found) < size and suspect.golden.numel() > size:
+            return f"the kernel gives zeros at {_place(found, size)} of axis {axis} (of size {size})", 0.85
+    return None
+
+
 def _region(suspect: Suspect) -> Found:
     by_axis: dict[int, list[int]] = {}
     for measure in suspect.comparison.wrong:
@@ -190,10 +253,14 @@ def _precision(suspect: Suspect) -> Found:
     size = float(suspect.golden[suspect.truth.judged].norm())
     relative = float(suspect.error.norm()) / size if size else 0.0
     own = torch.finfo(suspect.truth.dtype).eps
-    for dtype in _COARSE:
-        eps = torch.finfo(dtype).eps
-        if eps > 2 * own and eps / 16 < relative < 2 * eps:
-            return f"errors are of the size of rounding to {str(dtype).removeprefix('torch.')}", 0.6
+    coarse = [
+        str(dtype).removeprefix("torch.")
+        for dtype in _COARSE
+        if torch.finfo(dtype).eps > 2 * own
+        and torch.finfo(dtype).eps / 16 < relative < 2 * torch.finfo(dtype).eps
+    ]
+    if coarse:
+        return f"errors are of the size of rounding to {' or '.join(coarse)}", 0.6
     if own < relative < 64 * own:
         return (
             f"errors are {relative / own:.2g} x the rounding of the dtype everywhere, without a pattern",
@@ -220,6 +287,13 @@ RULES = (
         "missing term", _missing_term, "a mean or a sum in the backward, such as that of g * y in a softmax"
     ),
     Rule(
+        "multiple",
+        _multiple,
+        "a sum, a mean or a maximum over that axis: its mask, its size, and what it is multiplied by",
+    ),
+    Rule("never written", _never_written, "the last block, and a mask or a loop that leaves it out"),
+    Rule("partial sum", _partial, "the last block of a reduction, and the number of blocks"),
+    Rule(
         "region", _region, "what is special there: a tail that is masked, a block that is skipped, one head"
     ),
     Rule("few entries", _few, "an index, or a write that several threads make"),
@@ -227,7 +301,7 @@ RULES = (
 )
 
 
-def diagnoses(comparison: Comparison) -> tuple[Diagnosis, ...]:
+def diagnoses(comparison: Comparison, around: Around | None = None) -> tuple[Diagnosis, ...]:
     """What the rules see, surest first."""
     if (
         comparison.got is None
@@ -237,7 +311,7 @@ def diagnoses(comparison: Comparison) -> tuple[Diagnosis, ...]:
         return ()
     if comparison.worst is None or not comparison.got.numel():
         return ()
-    suspect = Suspect(comparison.got, comparison.truth, comparison)
+    suspect = Suspect(comparison.got, comparison.truth, comparison, around or Around())
     seen: list[Diagnosis] = []
     for rule in RULES:
         with forgiving():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -39,30 +40,37 @@ class Trial:
 def tried(bench: Bench, lenses: tuple[Lens, ...], progress: Progress, label: str) -> Trial:
     """The kernel as it was given decides first: through the lenses a wrong one shows the same again."""
     progress.at(f"outputs and gradients{label}")
+    compared, findings = _as_given(bench, label)
+    combined = Combined(bench)
+    looked = []
+    for lens in lenses:
+        progress.at(f"{lens.name}{label}")
+        rows = _rows(lens, bench, combined)
+        looked.append((lens.name, rows))
+        if any(row.status is not Status.SKIPPED for row in rows):
+            findings.append(lens_finding(f"{lens.name}{label}", rows, lens.look_at))
+    if not bench.unjudged:
+        progress.at(f"gradient check in float64{label}")
+        findings += precise(bench, f"float64{label}")
+    return Trial(bench.dtype, compared, looked, findings)
+
+
+def _as_given(bench: Bench, label: str) -> tuple[list[Comparison], list[Finding]]:
+    """The kernel beside the truth, if there is one; without, it is run for the lenses that do not need it."""
     try:
         bench.truths  # noqa: B018 - made here, where it can fail
         text = coarse_reference(bench)
     except Exception as error:
         text = f"the reference {raised(error)}"
     if text:
-        found = Finding(f"reference{label}", Outcome.INCONCLUSIVE, text, advice=_FIX_REFERENCE)
-        return Trial(bench.dtype, [], [], [found])
+        bench.unjudged = "the reference gives no golden values"
+        with suppress(Exception):  # lenses say so
+            bench.run_first()
+        return [], [Finding(f"reference{label}", Outcome.INCONCLUSIVE, text, advice=_FIX_REFERENCE)]
     compared = base.compared(bench)
-    findings = [base_finding(f"as given{label}", compared)]
-    bench.wrong = any(one.outcome is Outcome.FAILED for one in compared)
-    # What raises, or gives other outputs than the reference, cannot be looked at in other ways.
-    broken = any(one.outcome is Outcome.FAILED and one.truth is None and one.got is None for one in compared)
-    combined = Combined(bench)
-    looked = []
-    for lens in lenses:
-        progress.at(f"{lens.name}{label}")
-        rows = _rows(lens, bench, combined, broken)
-        looked.append((lens.name, rows))
-        findings.append(lens_finding(f"{lens.name}{label}", rows))
-    if not bench.wrong:
-        progress.at(f"gradient check in float64{label}")
-        findings += precise(bench, f"float64{label}")
-    return Trial(bench.dtype, compared, looked, findings)
+    if any(one.outcome is Outcome.FAILED for one in compared):
+        bench.unjudged = "the kernel is wrong as it was given"
+    return compared, [base_finding(f"as given{label}", compared, base.around(bench))]
 
 
 # Golden values have to be this many times as sharp as the dtype that is checked.
@@ -92,10 +100,12 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _rows(lens: Lens, bench: Bench, combined: Combined, broken: bool) -> list[Row]:
+def _rows(lens: Lens, bench: Bench, combined: Combined) -> list[Row]:
     """What a lens shows; one that breaks says so, and the others go on."""
-    if broken or (bench.wrong and lens.rests_on_truth):
-        return [Row(lens.name, Status.SKIPPED, "the kernel is wrong as it was given")]
+    if bench.first is None:
+        return [Row(lens.name, Status.SKIPPED, "the kernel raises as it was given")]
+    if bench.unjudged and lens.rests_on_truth:
+        return [Row(lens.name, Status.SKIPPED, bench.unjudged)]
     rows: list[Row] = []
     try:
         rows.extend(lens.look(bench, combined))

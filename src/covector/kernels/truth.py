@@ -43,6 +43,9 @@ def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
 # chance, and an entry that the others cancel has their noise.
 SHARE = 0.02
 
+# The share of the entries without which a problem may be well-conditioned.
+NOISIEST = 0.125
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -145,10 +148,24 @@ class Truth:
 
     @lazy
     def condition(self) -> float:
-        """The noise floor, as a share of the values."""
-        noise = float(torch.where(self.judged, self.floor, 0.0).sum())
-        size = float(torch.where(self.judged, self.golden.square(), 0.0).sum())
-        return (noise / size) ** 0.5 if size > 0 else 0.0
+        """The noise floor, as a share of the values: of all, or without the noisiest entries if that is less.
+
+        Where a maximum of coarse numbers hangs on one rounding, a few entries of its gradient are all noise,
+        and the others are sharp.
+        """
+        floor, size = self.floor[self.judged], self.golden[self.judged].square()
+        kept = floor <= _quantile(floor, 1 - NOISIEST) if floor.numel() else floor.bool()
+        whole = _share(floor, size)
+        return min(whole, _share(floor[kept], size[kept])) if bool(size[kept].any()) else whole
+
+
+def _quantile(numbers: Tensor, share: float) -> Tensor:
+    return numbers.kthvalue(max(1, int(share * numbers.numel()))).values
+
+
+def _share(floor: Tensor, size: Tensor) -> float:
+    total = float(size.sum())
+    return (float(floor.sum()) / total) ** 0.5 if total > 0 else 0.0
 
 
 def truth_of(name: str, golden: Tensor, eager: Tensor, runs: list[Tensor]) -> Truth:

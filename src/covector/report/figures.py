@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covector.report.heatmaps import Pair, pairs_of
+from covector.report.reproduce import Reproduction
 from covector.report.scan import Scan, scan
 from covector.verify.finding import Finding, Mismatch, Outcome
 from covector.verify.jacobians import PAGE, gather
@@ -41,10 +42,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures come from: the derivatives, and how the caller's things are kept as they are."""
+    """Where a page comes from: the derivatives, how the caller's things stay as they are, the inputs."""
 
     run: CheckRun
     unchanged: Callable[[], AbstractContextManager[Any]]
+    again: Reproduction | None = None
+    """How the check is made again, if it did not pass."""
 
     def figures(self, findings: tuple[Finding, ...]) -> Figures:
         """Both Jacobians, within the budget of a page, and the suspects step by step."""

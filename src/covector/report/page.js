@@ -19,13 +19,19 @@
   nameTheme();
   if (!data.pairs.length) return;
 
-  // --- state: which pair and view, the window of it that is seen (in cells), the cell pointed at
+  // --- state: which pair and view, the window of it that is seen (its corner in cells, its share of each
+  // side), the cell pointed at
   const maps = ["analytic", "numeric", "error"].map((kind) => ({ kind, canvas: $("map-" + kind) }));
-  const state = { pair: 0, view: 0, x: 0, y: 0, size: 1, cell: null };
+  const state = { pair: 0, view: 0, x: 0, y: 0, share: 1, cell: null };
   const view = () => data.pairs[state.pair].views[state.view];
   const across = () => view().columns.length;
   const down = () => view().rows.length;
-  const most = () => Math.max(across(), down());
+  // How many cells of a side are seen: one at least.
+  const seen = (cells, share = state.share) => Math.max(Math.min(1, cells), cells * share);
+  const seenAcross = () => seen(across());
+  const seenDown = () => seen(down());
+  // A map fills its place: as high as its cells are, no higher than wide, and no flatter than can be pointed at.
+  const flatness = () => Math.min(1, Math.max(0.2, down() / across()));
 
   // --- names and numbers
   const label = (part, coordinate) => {
@@ -76,24 +82,26 @@
 
   // --- drawing
   const place = (map) => {
+    map.canvas.style.aspectRatio = String(1 / flatness());
     const box = map.canvas.getBoundingClientRect(), ratio = devicePixelRatio || 1;
-    const side = Math.max(1, Math.round(box.width * ratio));
-    if (map.canvas.width !== side) { map.canvas.width = side; map.canvas.height = side; }
-    return { side, ratio, cell: side / state.size };
+    const wide = Math.max(1, Math.round(box.width * ratio)), high = Math.max(1, Math.round(box.height * ratio));
+    if (map.canvas.width !== wide) map.canvas.width = wide;
+    if (map.canvas.height !== high) map.canvas.height = high;
+    return { wide, high, ratio, cellWide: wide / seenAcross(), cellHigh: high / seenDown() };
   };
   function drawMap(map, largest) {
-    const { side, ratio, cell } = place(map), pen = map.canvas.getContext("2d");
-    pen.clearRect(0, 0, side, side);
-    const v = view(), width = across(), gap = cell > 9 * ratio ? ratio : 0;
-    const firstRow = Math.max(0, Math.floor(state.y)), lastRow = Math.min(down(), Math.ceil(state.y + state.size));
-    const firstColumn = Math.max(0, Math.floor(state.x)), lastColumn = Math.min(width, Math.ceil(state.x + state.size));
-    const roomy = cell > 52 * ratio;
+    const { wide, high, ratio, cellWide, cellHigh } = place(map), pen = map.canvas.getContext("2d");
+    pen.clearRect(0, 0, wide, high);
+    const v = view(), width = across(), gap = Math.min(cellWide, cellHigh) > 9 * ratio ? ratio : 0;
+    const firstRow = Math.max(0, Math.floor(state.y)), lastRow = Math.min(down(), Math.ceil(state.y + seenDown()));
+    const firstColumn = Math.max(0, Math.floor(state.x)), lastColumn = Math.min(width, Math.ceil(state.x + seenAcross()));
+    const roomy = cellWide > 52 * ratio && cellHigh > 18 * ratio;
     pen.font = `${11 * ratio}px ui-monospace, Menlo, Consolas, monospace`;
     pen.textAlign = "center"; pen.textBaseline = "middle";
     for (let i = firstRow; i < lastRow; i++) for (let j = firstColumn; j < lastColumn; j++) {
       const at = i * width + j;
-      const left = Math.floor((j - state.x) * cell), top = Math.floor((i - state.y) * cell);
-      const right = Math.floor((j + 1 - state.x) * cell), bottom = Math.floor((i + 1 - state.y) * cell);
+      const left = Math.floor((j - state.x) * cellWide), top = Math.floor((i - state.y) * cellHigh);
+      const right = Math.floor((j + 1 - state.x) * cellWide), bottom = Math.floor((i + 1 - state.y) * cellHigh);
       pen.fillStyle = colour(map.kind, at, largest);
       pen.fillRect(left, top, right - left - gap, bottom - top - gap);
       if (roomy) {
@@ -104,11 +112,11 @@
       }
     }
     pen.strokeStyle = getComputedStyle(root).getPropertyValue("--grey"); pen.lineWidth = ratio;
-    pen.strokeRect(-state.x * cell, -state.y * cell, width * cell, down() * cell);
+    pen.strokeRect(-state.x * cellWide, -state.y * cellHigh, width * cellWide, down() * cellHigh);
     if (state.cell !== null) {
       const i = Math.floor(state.cell / width), j = state.cell % width;
       pen.strokeStyle = getComputedStyle(root).getPropertyValue("--ink"); pen.lineWidth = 2 * ratio;
-      pen.strokeRect((j - state.x) * cell, (i - state.y) * cell, Math.max(cell, 4), Math.max(cell, 4));
+      pen.strokeRect((j - state.x) * cellWide, (i - state.y) * cellHigh, Math.max(cellWide, 4), Math.max(cellHigh, 4));
     }
   }
   function drawLegends(largest) {
@@ -158,22 +166,17 @@
   }
 
   // --- moving about
-  const reset = () => {
-    state.size = most();
-    state.x = (across() - state.size) / 2;
-    state.y = (down() - state.size) / 2;
-  };
+  const reset = () => { state.share = 1; state.x = 0; state.y = 0; };
   const hold = (low, value, high) => Math.min(Math.max(low, value), Math.max(low, high));
   const settle = () => {
-    const slackX = Math.min(0, across() - state.size) / 2, slackY = Math.min(0, down() - state.size) / 2;
-    state.x = slackX < 0 ? slackX : hold(0, state.x, across() - state.size);
-    state.y = slackY < 0 ? slackY : hold(0, state.y, down() - state.size);
+    state.x = hold(0, state.x, across() - seenAcross());
+    state.y = hold(0, state.y, down() - seenDown());
   };
   const zoom = (factor, x = 0.5, y = 0.5) => {
-    const size = hold(Math.min(2, most()), state.size * factor, most());
-    state.x += (state.size - size) * x;
-    state.y += (state.size - size) * y;
-    state.size = size;
+    const share = hold(Math.min(1, 2 / Math.max(across(), down())), state.share * factor, 1);
+    state.x += (seenAcross() - seen(across(), share)) * x;
+    state.y += (seenDown() - seen(down(), share)) * y;
+    state.share = share;
     settle();
     draw();
   };
@@ -195,8 +198,8 @@
   const keep = (cell) => {
     state.cell = cell;
     const i = Math.floor(cell / across()), j = cell % across();
-    state.x = hold(j + 1 - state.size, state.x, j);
-    state.y = hold(i + 1 - state.size, state.y, i);
+    state.x = hold(j + 1 - seenAcross(), state.x, j);
+    state.y = hold(i + 1 - seenDown(), state.y, i);
     settle();
     draw();
   };
@@ -205,7 +208,7 @@
     return { x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height };
   };
   const cellAt = ({ x, y }) => {
-    const j = Math.floor(state.x + x * state.size), i = Math.floor(state.y + y * state.size);
+    const j = Math.floor(state.x + x * seenAcross()), i = Math.floor(state.y + y * seenDown());
     return i >= 0 && j >= 0 && i < down() && j < across() ? i * across() + j : null;
   };
   const steps = {
@@ -221,8 +224,8 @@
     map.canvas.addEventListener("pointermove", (event) => {
       const here = at(map, event);
       if (dragged && event.buttons) {
-        state.x = dragged.left - (here.x - dragged.x) * state.size;
-        state.y = dragged.top - (here.y - dragged.y) * state.size;
+        state.x = dragged.left - (here.x - dragged.x) * seenAcross();
+        state.y = dragged.top - (here.y - dragged.y) * seenDown();
         settle();
       }
       state.cell = cellAt(here);
@@ -256,8 +259,8 @@
       const share = finite(error) ? error / allowed(cell) : Infinity;
       if (share > most) { most = share; worst = cell; }
     });
-    const x = (worst % across() + 0.5 - state.x) / state.size;
-    const y = (Math.floor(worst / across()) + 0.5 - state.y) / state.size;
+    const x = (worst % across() + 0.5 - state.x) / seenAcross();
+    const y = (Math.floor(worst / across()) + 0.5 - state.y) / seenDown();
     zoom(factor, hold(0, x, 1), hold(0, y, 1));
   };
   $("zoom-in").addEventListener("click", () => towardsWorst(0.7));

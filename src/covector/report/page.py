@@ -73,8 +73,8 @@ def fragment(report: Report) -> str:
         if finding.outcome is not Outcome.PASSED:
             parts.append(f"<p><strong>{escape(finding.check)}</strong>: {escape(finding.summary)}</p>")
             parts.append(_entries(finding.mismatches) if finding.mismatches else "")
-            parts += [f"<p>{_ticked(d.claim)}: {_ticked(d.evidence)}</p>" for d in finding.diagnoses]
-            parts += [f"<p>{_ticked(text)}</p>" for text in (finding.advice, *finding.facts) if text]
+            parts += [f"<p>{ticked(d.claim)}: {ticked(d.evidence)}</p>" for d in finding.diagnoses]
+            parts += [f"<p>{ticked(text)}</p>" for text in (finding.advice, *finding.facts) if text]
     parts.append(f"<small>{escape(report.how)}</small></div>")
     return "".join(parts)
 
@@ -101,7 +101,7 @@ def _figures(report: Report) -> tuple[Figures | None, str]:
         return None, f"The Jacobians could not be computed: {type(error).__name__}: {error}"
 
 
-def _ticked(text: str) -> str:
+def ticked(text: str) -> str:
     """Escaped text, with what stands between backticks as code."""
     pieces = escape(text).split("`")
     if len(pieces) % 2 == 0:
@@ -139,17 +139,17 @@ def _findings(report: Report) -> str:
 def _finding(finding: Finding) -> str:
     parts = [
         f'<div class="finding"><p>{_chip(finding.outcome)}<strong>{escape(finding.check)}</strong> '
-        f"{_ticked(finding.summary)}</p>"
+        f"{ticked(finding.summary)}</p>"
     ]
     for diagnosis in finding.diagnoses:
         parts.append(
             f'<div class="diagnosis"><strong>{escape(diagnosis.claim.capitalize())}:</strong> '
-            f'{_ticked(diagnosis.evidence)}<br><span class="soft">Look at: {_ticked(diagnosis.look)}</span>'
+            f'{ticked(diagnosis.evidence)}<br><span class="soft">Look at: {ticked(diagnosis.look)}</span>'
             "</div>"
         )
     parts += [f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in finding.tables]
     texts = [*finding.notes, finding.extent, finding.advice, *finding.facts]
-    parts += [f'<p class="soft">{_ticked(text)}</p>' for text in texts if text]
+    parts += [f'<p class="soft">{ticked(text)}</p>' for text in texts if text]
     return "".join(parts) + "</div>"
 
 
@@ -179,7 +179,7 @@ def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "".join(
         "<tr>"
-        + "".join(f"<td{_KIND.get(type(value), '')}>{_ticked(cell(value))}</td>" for value in row)
+        + "".join(f"<td{_KIND.get(type(value), '')}>{ticked(cell(value))}</td>" for value in row)
         + "</tr>"
         for row in table.rows
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +114,16 @@ class Report:
         """Write a page that shows the report, both Jacobians and the suspects step by step.
 
         One file that needs no network. The Jacobians are computed now, by running the function again;
-        a report that was pickled has lost the function, and its page has the findings alone.
+        a report that was pickled has lost the function, and its page has the findings alone. Inputs that
+        `reproduce` can neither write out nor draw again are saved beside the page, as `.npz`.
         """
         from covector.report.page import page
 
-        Path(path).write_text(page(self), encoding="utf-8")
+        shown, path = self, Path(path)
+        again = None if self.source is None else self.source.again
+        if again is not None and again.save(path.with_suffix(".npz")):
+            shown = replace(self, reproduce=again.text(str(path.with_suffix(".npz"))))
+        path.write_text(page(shown), encoding="utf-8")
 
 
 def _finding_data(finding: Finding) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""A call that makes the same check again, as Python that can be pasted."""
+"""The same check again, as Python that can be pasted: how the function is reached, the inputs, the call."""
 
 from __future__ import annotations
 
 import math
+import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from covector._chart import is_strided
 from covector._tree import parameter_names
+from covector.report.inputs import Input, known_inputs, loaded, save
 from covector.verify.run import Options
 from covector.verify.tolerance import Tolerance
 
@@ -76,26 +79,124 @@ _KEYWORDS: dict[str, tuple[tuple[str, Callable[[Options], Any]], ...]] = {
 _DEFAULTS = Options(Tolerance(atol=1e-5, rtol=1e-3, eps=1e-6))
 
 
-def code(call: Call, options: Options, *, by_name: bool = False) -> str:
-    """The call; tensors that are few and small are written out, the others have their parameters' names."""
-    names = parameter_names(call.function)
-    sizes = [value.numel() for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
-    by_name = by_name or sum(sizes) > _FEW
-    given = [
-        _written(value, names[i] if i < len(names) else f"arg{i}", by_name)
-        for i, value in enumerate(call.args)
-    ]
-    inputs = ", ".join(given)
-    if len(given) != 1 or not isinstance(call.args[0], Tensor):
-        inputs = f"({inputs}{',' if len(given) == 1 else ''})"
-    parts = [_function(call.function), inputs]
-    if call.kwargs:
-        inside = ", ".join(f"{k!r}: {_written(v, k, by_name)}" for k, v in call.kwargs.items())
-        parts.append("{" + inside + "}")
+@dataclass(frozen=True)
+class Reproduction:
+    """Python that makes a check again."""
+
+    imports: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    call: str
+
+    def text(self, file: str = "") -> str:
+        """The lines; inputs whose making is not known are loaded from a file, if there is one."""
+        lines = list(self.imports)
+        if file and self.unknown:
+            lines += ["import numpy", f"saved = numpy.load({file!r})"]
+        for given in self.inputs:
+            lines += given.made or (loaded(given) if file else (f"# {given}: as it was given",))
+        return "\n".join([*lines, self.call])
+
+    @property
+    def unknown(self) -> tuple[Input, ...]:
+        """The inputs whose making is not known."""
+        return tuple(given for given in self.inputs if not given.made)
+
+    def save(self, path: Path) -> bool:
+        """Save the inputs whose making is not known; False if there are none, or not all can be."""
+        return save(self.unknown, path)
+
+
+def reproduction(call: Call, options: Options, *, by_name: bool = False) -> Reproduction:
+    """How to make a check again.
+
+    Tensors that are few and small are written out. Of the others the making is looked for; with `by_name`
+    the function holds them itself, and they go by their names.
+    """
+    written = _Written(call, by_name)
+    parts = [_function(call.function), *written.arguments()]
     for name, read in _KEYWORDS[call.verb]:
         if (value := read(options)) != read(_DEFAULTS) or name == "seed":
             parts.append(f"{name}={value!r}")
-    return _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + _remark(call.function)
+    line = _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + _remark(call.function)
+    return Reproduction(_imports(call.function), known_inputs(written.tensors), line)
+
+
+class _Written:
+    """The arguments of a call as Python, and the tensors that go by a name in it."""
+
+    def __init__(self, call: Call, by_name: bool) -> None:
+        self.call = call
+        self.by_name = by_name
+        self.tensors: dict[str, Tensor] = {}
+        sizes = [t.numel() for t in _tensors((call.args, call.kwargs))]
+        self.few = sum(sizes) <= _FEW
+
+    def arguments(self) -> list[str]:
+        """The inputs, and the keyword arguments if there are any."""
+        names = parameter_names(self.call.function)
+        args = self.call.args
+        given = [self.of(v, names[i] if i < len(names) else f"arg{i}") for i, v in enumerate(args)]
+        inputs = ", ".join(given)
+        if len(given) != 1 or not isinstance(args[0], Tensor):
+            inputs = f"({inputs}{',' if len(given) == 1 else ''})"
+        if not self.call.kwargs:
+            return [inputs]
+        inside = ", ".join(f"{k!r}: {self.of(v, k)}" for k, v in self.call.kwargs.items())
+        return [inputs, "{" + inside + "}"]
+
+    def of(self, value: Any, name: str) -> str:
+        """One value: written out, or a name for it."""
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return repr(value)
+        if self.by_name:
+            return name
+        if type(value) in (list, tuple):
+            inside = ", ".join(self.of(item, f"{name}_{i}") for i, item in enumerate(value))
+            return f"[{inside}]" if type(value) is list else f"({inside}{',' if len(value) == 1 else ''})"
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            inside = ", ".join(f"{key!r}: {self.of(item, f'{name}_{key}')}" for key, item in value.items())
+            return "{" + inside + "}"
+        name = re.sub(r"\W", "_", name)
+        if type(value) is not Tensor:
+            return name
+        if self.few and _plain(value):
+            grad = ", requires_grad=True" if value.requires_grad else ""
+            return f"torch.tensor({value.tolist()!r}, dtype={value.dtype}{grad})"
+        self.tensors[name] = value
+        return name
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors of plain containers."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    return [t for item in tree for t in _tensors(item)] if isinstance(tree, list | tuple) else []
+
+
+def _imports(function: Callable[..., Any]) -> tuple[str, ...]:
+    """What has to be imported, where the function can be: from torch, or from a module of the caller's.
+
+    Functions of a script or a session, and those made inside of others, are pasted where they are.
+    """
+    if _function(function).startswith("torch."):
+        return ("import torch, covector",)
+    owner = getattr(function, "__self__", None)
+    target = owner if isinstance(owner, type) else function
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if module in (None, "__main__", "builtins") or not name.isidentifier():
+        return ()
+    if getattr(sys.modules.get(module), name, None) is not target or not _importable(module):
+        return ()
+    return ("import torch, covector", f"from {module} import {name}")
+
+
+def _importable(module: str) -> bool:
+    """Whether a name of a module is one that an import statement takes."""
+    return all(part.isidentifier() for part in module.split("."))
 
 
 def _remark(function: Callable[..., Any]) -> str:
@@ -120,19 +221,8 @@ def _function(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "function"
 
 
-def _written(value: Any, name: str, by_name: bool) -> str:
-    if value is None or isinstance(value, bool | int | str):
-        return repr(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
-    if by_name or type(value) is not Tensor or not _plain(value):
-        return name
-    grad = ", requires_grad=True" if value.requires_grad else ""
-    return f"torch.tensor({value.tolist()!r}, dtype={value.dtype}{grad})"
-
-
 def _plain(value: Tensor) -> bool:
-    """Whether numbers, dtype and shape are all there is to a tensor."""
+    """Whether a tensor can be written out: numbers, dtype and shape are all there is to it."""
     return (
         is_strided(value)
         and value.device.type == "cpu"

@@ -26,6 +26,10 @@ Integers = NDArray[np.int64]
 # What a column costs beside a row: a push runs the function again, a pullback does not. Measured on 4
 # colours of a function with 10,000 inputs; compiled by inductor, it is between 0.8 and 1.5.
 FORWARD_COST = 3.0
+# Colourings whose costs differ by less than this factor are timed: the cost above is that of one function.
+_NEAR = 2.0
+# Compiled, a push and a pullback cost the same within a factor of two or so.
+_RIVAL = 1.5
 # A bidirectional colouring is tried where it may take less than this share of the products of the others.
 _PROMISING = 0.5
 # Rows longer than one of these quantiles are tried as the long ones of a bidirectional colouring.
@@ -100,8 +104,13 @@ def color(pattern: SparsityPattern, kind: str) -> Coloring:
 
 def best(pattern: SparsityPattern, mode: str) -> Coloring:
     """The cheapest colouring by which a Jacobian can be computed in this mode."""
+    return contenders(pattern, mode)[0]
+
+
+def contenders(pattern: SparsityPattern, mode: str) -> list[Coloring]:
+    """The cheapest colouring by which a Jacobian can be computed in this mode, and those that come near."""
     if mode != "auto":
-        return color(pattern, "column" if mode == "forward" else "row")
+        return [color(pattern, "column" if mode == "forward" else "row")]
     across = pattern.T
     pure = [
         _Candidate(float(_longest(across)), lambda: _by_rows(pattern)),
@@ -109,7 +118,18 @@ def best(pattern: SparsityPattern, mode: str) -> Coloring:
     ]
     promising = _PROMISING * min(candidate.bound for candidate in pure)
     both = [c for c in _splits(pattern, across) if c.bound < promising]
-    return _cheapest([*pure, *both])
+    return _cheapest([*pure, *both], margin=_NEAR)
+
+
+def rivals(pattern: SparsityPattern, coloring: Coloring) -> list[Coloring]:
+    """This colouring, and that of the other mode if its products are few enough to be faster compiled."""
+    if coloring.kind not in ("row", "column"):
+        return [coloring]
+    bound = _longest(pattern if coloring.kind == "row" else pattern.T)
+    if bound > _RIVAL * coloring.products:
+        return [coloring]
+    other = color(pattern, "column" if coloring.kind == "row" else "row")
+    return [coloring, *([other] if other.products <= _RIVAL * coloring.products else [])]
 
 
 class _Candidate(NamedTuple):
@@ -119,16 +139,16 @@ class _Candidate(NamedTuple):
     make: Callable[[], Coloring]
 
 
-def _cheapest(candidates: list[_Candidate]) -> Coloring:
-    """The cheapest of these; none is made that cannot be it."""
-    found: Coloring | None = None
+def _cheapest(candidates: list[_Candidate], *, margin: float) -> list[Coloring]:
+    """The cheapest of these first, then those within a margin of it; none is made that cannot be one."""
+    made: list[Coloring] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.bound):
-        if found is None or candidate.bound < found.cost:
-            made = candidate.make()
-            better = found is None or made.cost < found.cost
-            found = made if better else found
-    assert found is not None
-    return found
+        if not made or candidate.bound < margin * made[0].cost:
+            made = sorted([*made, candidate.make()], key=lambda coloring: coloring.cost)
+    near = [coloring for coloring in made[1:] if coloring.cost <= margin * made[0].cost]
+    # Of one kind, the cheapest.
+    kinds = {coloring.kind: coloring for coloring in reversed([made[0], *near])}
+    return sorted(kinds.values(), key=lambda coloring: coloring.cost)
 
 
 def check_valid(pattern: SparsityPattern, coloring: Coloring) -> str | None:
@@ -212,7 +232,7 @@ def _by_stars(pattern: SparsityPattern) -> Coloring:
 
 
 def _by_both(pattern: SparsityPattern) -> Coloring:
-    return _cheapest(_splits(pattern, pattern.T))
+    return _cheapest(_splits(pattern, pattern.T), margin=1.0)[0]
 
 
 def _splits(pattern: SparsityPattern, across: SparsityPattern) -> list[_Candidate]:

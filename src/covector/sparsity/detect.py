@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from scipy import sparse
 from torch import Tensor
 
 from covector._engine import forward, reverse
+from covector._engine.memory import give_back
 from covector._engine.reverse import Run
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, ResourceError
@@ -26,6 +27,9 @@ from covector.sparsity.tracker import NoTangents, Tracker
 
 # A pattern with more entries than this is not made: its indices alone would take gigabytes.
 _MOST_ENTRIES = 500_000_000
+# Sums by both modes agree within this many units of rounding of their terms. If they differ without a cause,
+# both programs are followed, which takes time and loses nothing.
+_ROUNDING = 100.0
 
 
 @dataclass(frozen=True)
@@ -54,48 +58,97 @@ class Detected:
 def detect(caller: Caller, run: Run, arguments: Arguments, *, local: bool) -> Detected:
     """The pattern of the derivative by the chosen arguments, at every point or (`local`) near this."""
     try:
-        return _follow(caller, run, arguments, _pushed, "forward", local=local)
+        pushed = _follow(caller, run, arguments, _pushed, "forward", local=local)
     except (NotImplementedError, NoTangents):
         # No forward-mode rule for an operation, or for one of a sparse tensor.
-        return _follow(caller, run, arguments, _pulled, "reverse", local=local)
+        return _follow(caller, run, arguments, _pulled, "reverse", local=local).found
+    give_back()  # what following took is not held beside what the comparison takes
+    if _modes_agree(run, arguments, pushed.program):
+        return pushed.found
+    # A hook, no_grad, a Function whose rules disagree, a forward-mode rule that loses tangents: the entries
+    # of either mode.
+    pulled = _follow(caller, run, arguments, _pulled, "reverse", local=local)
+    both = pushed.found.with_pattern(pushed.found.pattern | pulled.found.pattern)
+    return both.with_fallbacks(pushed.found.fallbacks | pulled.found.fallbacks)
+
+
+class _Program(NamedTuple):
+    """A program that was followed: a product, and the run that it came from."""
+
+    evaluation: Evaluation
+    direction: list[Tensor]
+    images: list[Tensor]
+
+
+class _Followed(NamedTuple):
+    """What was found by following a program."""
+
+    found: Detected
+    program: _Program
 
 
 def _follow(
     caller: Caller, run: Run, arguments: Arguments, program: Any, name: str, *, local: bool
-) -> Detected:
+) -> _Followed:
     tracker = Tracker(caller, rule_of, local=local, forward=name == "forward")
-    leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
+    leaves = _copies(arguments)
     tracker.distrust([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-    evaluation, images, size = program(tracker, run, leaves, arguments.chosen)
-    rows = sparse.vstack([_rows(caller, tracker, image, size) for image in images], format="csr")
+    followed: _Program = program(tracker, run, leaves, arguments.chosen)
+    size = sum(part.numel() for part in followed.direction)
+    rows = sparse.vstack([_rows(caller, tracker, image, size) for image in followed.images], format="csr")
     pattern = SparsityPattern.from_csr(rows)
     pattern = pattern if name == "forward" else pattern.T
-    return Detected(pattern, evaluation, tracker.fallbacks)
+    found = Detected(pattern, followed.evaluation, tracker.fallbacks)
+    return _Followed(found, followed)
 
 
-def _pushed(
-    tracker: Tracker, run: Run, leaves: list[Any], chosen: Sequence[int]
-) -> tuple[Evaluation, list[Tensor], int]:
-    """The tangents of the outputs, and the number of inputs."""
-    tangents = [torch.ones_like(leaves[index]) for index in chosen]
+def _copies(arguments: Arguments) -> list[Any]:
+    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
+
+
+def _pushed(tracker: Tracker, run: Run, leaves: list[Any], chosen: Sequence[int]) -> _Program:
+    """The tangents of the outputs."""
+    tangents = _random_like([leaves[index] for index in chosen])
     tracker.follow(tangents)
     with tracker.observer():
         pushed = forward.push(run, leaves, chosen, tangents)
         images = pushed.filled()
-    return pushed.evaluation, images, sum(tangent.numel() for tangent in tangents)
+    return _Program(pushed.evaluation, tangents, images)
 
 
-def _pulled(
-    tracker: Tracker, run: Run, leaves: list[Any], chosen: Sequence[int]
-) -> tuple[Evaluation, list[Tensor], int]:
-    """The cotangents of the inputs, and the number of outputs."""
+def _pulled(tracker: Tracker, run: Run, leaves: list[Any], chosen: Sequence[int]) -> _Program:
+    """The cotangents of the inputs."""
     with tracker.observer():
         recording = reverse.record(run, leaves, chosen)
-    cotangents = [torch.ones_like(output) for output in recording.evaluation.outputs]
+    cotangents = _random_like(recording.evaluation.outputs)
     tracker.follow(cotangents)
     with tracker.observer():
         images = recording.pull(cotangents)
-    return recording.evaluation, images, sum(cotangent.numel() for cotangent in cotangents)
+    return _Program(recording.evaluation, cotangents, images)
+
+
+def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Random numbers, which are none of the caller's: the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(tensor.shape, dtype=torch.float64, generator=generator).to(tensor) for tensor in tensors
+    ]
+
+
+def _modes_agree(run: Run, arguments: Arguments, pushed: _Program) -> bool:
+    """Whether v . (J u), of the J u that forward mode has computed, is (J^T v) . u by reverse mode."""
+    images, along = pushed.images, _random_like(pushed.images)
+    try:
+        pulled = reverse.record(run, _copies(arguments), arguments.chosen).pull(along, keep=False)
+    except (NotImplementedError, RuntimeError):
+        return True  # there is no reverse mode to disagree with
+    here = [(image.detach() * v).double() for image, v in zip(images, along, strict=True)]
+    there = [(image.detach() * u).double() for image, u in zip(pulled, pushed.direction, strict=True)]
+    size = sum(float(part.abs().sum()) for part in (*here, *there))
+    difference = sum(float(part.sum()) for part in here) - sum(float(part.sum()) for part in there)
+    precision = max((torch.finfo(image.dtype).eps for image in (*images, *pulled)), default=0.0)
+    # Not "larger than": numbers that are not finite agree with nothing.
+    return abs(difference) <= _ROUNDING * precision * size
 
 
 def _rows(caller: Caller, tracker: Tracker, image: Tensor, inputs: int) -> Any:

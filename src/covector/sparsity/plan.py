@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covector._chart import Chart
 from covector._engine import levels
+from covector._engine.compiled import outside_graphs
 from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
@@ -68,11 +69,13 @@ class SparsePlan(Plan):
     local: bool = field(kw_only=True, default=False)
     fallbacks: dict[str, int] = field(kw_only=True, default_factory=dict)
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The derivative at these arguments, as a sparse matrix; of trees, a tree of such blocks."""
         arguments = self._bound(args, kwargs)
         return self._arranged(self._values(arguments), arguments)
 
+    @outside_graphs
     def value_and_jacobian(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The value of the function and the derivative, from the same run where rows are pulled back."""
         arguments = self._bound(args, kwargs)
@@ -85,19 +88,23 @@ class SparsePlan(Plan):
 
         By what `covector.compile` is made of: the first call traces, compiles and compares with the eager
         result; tensors that the function captures are read at each call. Results carry no graph; inside
-        other transforms the plan is applied eagerly.
+        other transforms the plan is applied eagerly. Where the mode was left open and both take about as many
+        products, both are compiled now, and the one that is measured to be faster is kept.
 
         Args:
             backend: "inductor" compiles to machine code, "replay" runs the traced operations one by one.
         """
+        from covector.sparsity.choice import fastest, rivals_of
         from covector.sparsity.programs import Programs
 
-        return replace(self, _programs=Programs.of(self, backend))
+        plans = [replace(plan, _programs=Programs.of(plan, backend)) for plan in rivals_of(self, backend)]
+        return plans[0] if len(plans) == 1 or self._point is None else fastest(plans, self._point)
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
         return self._values(self._bound(args, kwargs))
 
+    @outside_graphs
     def to_scipy(self, *args: Any, **kwargs: Any) -> Any:
         """The whole derivative as a `scipy.sparse.csr_array`.
 
@@ -127,6 +134,8 @@ class SparsePlan(Plan):
         return tuple(positional)
 
     _example: Arguments | None = field(kw_only=True, default=None)
+    _point: Arguments | None = field(kw_only=True, default=None)
+    _free: bool = field(kw_only=True, default=False)
     _programs: Programs | None = field(kw_only=True, default=None)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

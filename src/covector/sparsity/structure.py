@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from covector._tree import Arguments, describe
+from covector._tree import Arguments, Spec, describe
 from covector.errors import ArgumentValueError, Caller
 
 
@@ -18,6 +18,8 @@ class Structure:
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     chosen: tuple[int, ...]
+    # No part of what makes structures equal: the names of leaves say the same.
+    trees: tuple[Spec, ...] = field(compare=False)
 
     @classmethod
     def of(cls, arguments: Arguments, function: Any) -> Structure:
@@ -25,11 +27,13 @@ class Structure:
         whole = arguments.at(arguments.leaves)
         whole.select(whole.slots, single=False)
         names = whole.paths(function)
-        return cls(tuple(names), tuple(map(_kind, arguments.leaves)), tuple(arguments.chosen))
+        return cls(
+            tuple(names), tuple(map(_kind, arguments.leaves)), tuple(arguments.chosen), _trees(arguments)
+        )
 
     def check(self, caller: Caller, arguments: Arguments) -> None:
         """Another call has to look the same: the pattern was found for this one."""
-        if len(arguments.leaves) == len(self.kinds) and tuple(arguments.chosen) == self.chosen:
+        if _trees(arguments) == self.trees and tuple(arguments.chosen) == self.chosen:
             kinds = tuple(map(_kind, arguments.leaves))
             if kinds == self.kinds:
                 return
@@ -45,6 +49,10 @@ class Structure:
             f"{caller}: the plan was made for the leaves {', '.join(self.names)}, got a call with "
             f"{len(arguments.leaves)} leaves in {given}. Make a plan for these arguments."
         )
+
+
+def _trees(arguments: Arguments) -> tuple[Spec, ...]:
+    return tuple(slot.spec for slot in arguments.slots)
 
 
 def _kind(leaf: Any) -> str:

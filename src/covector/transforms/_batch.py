@@ -58,9 +58,11 @@ def check_samples(
         count = shape[batch_dim] if count is None else count
         if shape[batch_dim] != count:
             raise fault(
-                f"{caller}: with batch_dim={batch_dim} every input and output has the same number of "
-                f"samples, but {names()[position]} has shape {shape}: {shape[batch_dim]} along axis "
-                f"{batch_dim} instead of {count}."
+                f"{caller}: with batch_dim={batch_dim} every input that is differentiated by, and every "
+                f"output, has the same number of samples, but {names()[position]} has shape {shape}: "
+                f"{shape[batch_dim]} along axis {batch_dim} instead of {count}, which the first of these "
+                "inputs has. "
+                "Parameters have no samples: leave them out of argnums, or leave batch_dim out."
             )
     assert count is not None
     return count

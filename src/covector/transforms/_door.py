@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from covector._chart import is_strided
 from covector._engine import messages
-from covector._engine.captured import Found, captured
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
 from covector._engine.short import ShortRun
-from covector._engine.writes import WriteRefused, guarded, written
+from covector._engine.writes import WriteRefused, run_watched
 from covector._tree import (
     LEAF,
     Argnames,
@@ -29,6 +29,7 @@ from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     Caller,
+    CapturedWriteError,
     InferenceModeError,
     OutputError,
     UnsupportedError,
@@ -99,6 +100,18 @@ def check_primals(caller: Caller, arguments: Arguments) -> Arguments:
     return arguments
 
 
+def check_dense(caller: Caller, tensors: Sequence[Tensor], names: Callable[[], Sequence[str]]) -> None:
+    """The blocks of a Jacobian are strided, so what stands on their sides has to be."""
+    for position, tensor in enumerate(tensors):
+        if not is_strided(tensor):
+            layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
+            raise UnsupportedError(
+                f"{caller}: a Jacobian is dense, and {names()[position]} has the layout {layout}. Ask for "
+                "products (grad, vjp, hvp), which take every layout; or differentiate by a dense tensor, and "
+                "let the function convert it."
+            )
+
+
 def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: bool) -> Run:
     """The caller's function on flat leaves, its result checked by `accept`."""
 
@@ -112,19 +125,12 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
 
 def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], variables: Sequence[Tensor]) -> Any:
     """What the caller's function returns; it wrote nothing of the variables to a tensor from outside."""
-    found = _NOTHING if tracing() else captured(caller.function)
     try:
-        returned = guarded(caller.function, found, variables)(*args, **kwargs)
+        if tracing():
+            return caller.function(*args, **kwargs)
+        return run_watched(caller.function, args, kwargs, variables)
     except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
-    finally:
-        name = written(found, variables) if found.tensors else None
-    if name is not None:
-        raise _writes_to(caller, name)
-    return returned
-
-
-_NOTHING = Found([], writes=False)
 
 
 def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -> Evaluation:
@@ -148,16 +154,13 @@ def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -
 def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> ShortRun:
     """The caller's function on these tensors, the short way."""
     try:
-        run = ShortRun(caller.function, args, chosen)
+        return ShortRun(caller.function, args, chosen)
     except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
-    if run.written is not None:
-        raise _writes_to(caller, run.written)
-    return run
 
 
-def _writes_to(caller: Caller, name: str) -> UnsupportedError:
-    return UnsupportedError(
+def _writes_to(caller: Caller, name: str) -> CapturedWriteError:
+    return CapturedWriteError(
         f"{caller}: the function wrote a value that depends on its inputs to {name}, a captured tensor, "
         f"which would carry a part of this derivative away. If {name} is to record a value, write a "
         ".detach()ed one to it; if the result depends on it, pass it as an argument, or work on a .clone()."

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from covector._engine.compiled import tracing
 from covector._engine.memory import NoZeroProducts, Watch, give_back
 from covector.errors import ArgumentTypeError, ArgumentValueError, BudgetError, Caller
 
@@ -16,7 +17,8 @@ MODES = ("auto", "forward", "reverse")
 # Measured in benchmarks/jacobian.py: a column costs about what a row costs, but forward mode runs the
 # function once more and has some thirty rows' worth of overhead.
 _OVERHEAD = 32
-_COLUMN = 1.25
+# Five rows cost what four columns cost; in whole numbers, as torch.compile fixes sizes that meet a fraction.
+_ROWS, _COLUMNS = 5, 4
 # Rows beyond which no function was seen to be faster by reverse mode, per column.
 _CLEARLY = 8
 # Entries from which on a trial of both modes costs a few per cent of the whole.
@@ -47,9 +49,20 @@ class Plan:
         )
 
 
+def _forward_pays(outputs: int, inputs: int) -> bool:
+    """Whether the numbers of outputs and inputs speak for forward mode."""
+    return _COLUMNS * outputs > _ROWS * inputs + _COLUMNS * _OVERHEAD
+
+
 def by_sizes(outputs: int, inputs: int) -> tuple[str, str]:
-    """The mode that the numbers of outputs and inputs suggest, and why."""
-    if outputs > _COLUMN * inputs + _OVERHEAD:
+    """The mode that the numbers of outputs and inputs suggest, and why.
+
+    While torch.compile traces, nobody reads why, and a size that is written out would be a constant.
+    """
+    forward = _forward_pays(outputs, inputs)
+    if tracing():
+        return "forward" if forward else "reverse", ""
+    if forward:
         return "forward", f"{inputs} inputs are fewer than {outputs} outputs"
     if outputs > inputs:
         return "reverse", f"{outputs} outputs are too few for forward mode to pay"
@@ -69,7 +82,7 @@ def by_sizes_of_gradient(outputs: int, inputs: int) -> tuple[str, str]:
 
 def worth_a_trial(outputs: int, inputs: int) -> bool:
     """Whether sizes alone do not decide, and there is enough work for measuring to pay."""
-    close = _COLUMN * inputs + _OVERHEAD < outputs < _CLEARLY * inputs
+    close = _forward_pays(outputs, inputs) and outputs < _CLEARLY * inputs
     return close and outputs * inputs >= _WORTH_A_TRIAL
 
 

@@ -22,6 +22,7 @@ from covector.transforms._door import (
     accept_differentiable,
     bind,
     check_batching,
+    check_dense,
     output_paths,
     runner,
 )
@@ -62,7 +63,9 @@ class Request(NamedTuple):
     def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
         arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
-        check_dtypes(caller, arguments.primals(), self.complex, lambda: arguments.paths(caller.function))
+        primals, names = arguments.primals(), lambda: arguments.paths(caller.function)
+        check_dtypes(caller, primals, self.complex, names)
+        check_dense(caller, primals, names)
         return arguments
 
 

@@ -11,7 +11,7 @@ from covector._engine.attention import differentiable_attention
 from covector._engine.messages import is_fused_attention
 from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
-from covector.errors import Caller, CovectorError, UnsupportedError
+from covector.errors import Caller, CapturedWriteError, CovectorError, UnsupportedError
 from covector.transforms._door import accept_scalar, runner
 
 T = TypeVar("T")
@@ -21,6 +21,8 @@ def reverse_first(by_reverse: Callable[[], T], by_forward: Callable[[], T]) -> T
     """Reverse over reverse; where an operation has no second derivative that way, forward over reverse."""
     try:
         return by_reverse()
+    except CapturedWriteError:
+        raise
     except UnsupportedError as error:
         failure: RuntimeError = error
     except CovectorError:

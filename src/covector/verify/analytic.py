@@ -144,7 +144,9 @@ class ReverseMap(_QuietMap):
 
     def coordinates(self, pulled: Sequence[Tensor | None]) -> Tensor:
         """Gradients in coordinates, zeros where there is none: a copy, of what may be a workspace."""
-        return graph.written_out(self.problem.inputs.coordinates(pulled)).clone()
+        inputs = self.problem.inputs
+        numbers = graph.written_out(inputs.coordinates(pulled))
+        return numbers.clone() if len(inputs.places) == 1 else numbers  # those of several are put together
 
     def pull_coordinates(self, cotangent: Tensor) -> Tensor:
         """The same from and to coordinates."""

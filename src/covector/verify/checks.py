@@ -16,6 +16,7 @@ from covector.errors import CovectorError, UnsupportedError, first_sentence
 from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
+from covector.verify.forgiving import is_mistake_of_ours
 from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
@@ -330,7 +331,7 @@ def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
         except Exception as error:
             # A derivative that raises is a finding; a function that raises is not.
             ours = isinstance(error, CovectorError | ShapeChange | Impure)
-            if ours or error is run.problem.raised:
+            if ours or error is run.problem.raised or is_mistake_of_ours(error):
                 raise
             run.raised = error
             if (missing := missing_kernel(error)) is not None:

@@ -20,14 +20,11 @@ SCALE = 2.0**20
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs
 cut small gradients off at 1e-4 or below."""
 
-SCALE_HALF = 2.0**4
-"""The same in half precision, in which numbers below 6e-5 lose digits."""
-
 LARGE = 2.0**10
 """By what a cotangent is multiplied to see whether large ones are clipped: programs clip at 1 to 100."""
 
-LARGE_HALF = 2.0**4
-"""The same in half precision, in which numbers above 65504 are infinite."""
+HALF = 2.0**4
+"""Both in half precision, in which numbers below 6e-5 lose digits, and those above 65504 are infinite."""
 
 UNMOVED = 1e-6
 """The share of the largest change of an output below which an element counts as not moved, when axes are
@@ -89,6 +86,10 @@ LONGEST_STEP = 2.0**-5
 SIGMAS = 4.0
 """A difference is known to this many standard deviations of its noise: one in 16,000 is further off."""
 
+CURVED = 4.0
+"""How much larger than noise the second differences of a stencil are that shows a curve. Those of a line in
+steps are at most 3.5 times as large as its noise, whatever its slope is."""
+
 GAP = 0.7
 """The gap between one-sided slopes is in proportion to the step where the function is smooth, and does not
 shrink at a kink: between two lengths it has to keep this share of itself."""
@@ -101,8 +102,8 @@ two columns with two or three stencils each. With a second difference of every s
 within torch's own number of runs and 60."""
 
 BATCH_BYTES = 32 * 2**20
-"""Memory of one batch of evaluations beside what a single one takes: what is far from a cache is slower to
-compute, convolutions of 128 channels by a tenth."""
+"""Memory of one batch of evaluations beside what a single one takes, and of differences that are kept. What
+is far from a cache is slower to compute, convolutions of 128 channels by a tenth."""
 
 BATCH_ROUNDING = 1e4
 """How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.
@@ -114,11 +115,8 @@ FEW_POINTS = 4
 BATCH_NUMBERS = 1 << 19
 """Numbers of input and output in one batch: beyond what a cache holds, larger batches are slower."""
 
-FEW_NUMBERS = 1 << 13
+FEW_NUMBERS = 1 << 14
 """Up to this many numbers, one batch of single columns costs less than finding out which axes are aligned."""
-
-KEPT_NUMBERS = 1 << 22
-"""Numbers of differences that are kept for a second look: 32 MB."""
 
 NAMED = 8
 """How many wrong entries a report names."""

@@ -53,6 +53,8 @@ class _Decision:
 
     def agree(self, looks: Sequence[Look]) -> bool:
         """Whether these looks leave no doubt."""
+        if looks[0].name == "elementwise":
+            return self._agrees_at_once(looks[0])
         self._record.take("axes" if any(look.name == "axes" for look in looks) else looks[0].name)
         for look in looks:
             self._numeric.limit += 2 * len(look)
@@ -66,6 +68,15 @@ class _Decision:
             if remaining is not None and not self._cleared(remaining):
                 return False
         return True
+
+    def _agrees_at_once(self, guess: Look) -> bool:
+        """Whether the guess agrees; if not, it may be the guess that is wrong, and nothing follows."""
+        self._numeric.limit += 2 * len(guess)
+        suspects, visible = self._examiner.examine(guess)
+        if suspects is None:
+            self._record.take(guess.name)
+            self._record.show(visible)
+        return suspects is None
 
     def _cleared(self, suspects: Suspects) -> bool:
         if suspects.look.groups.shape[1] == 1:
@@ -141,11 +152,12 @@ class _Decision:
         if entry.outcome is not Outcome.PASSED or entry.kink:
             return None
         # The other entries of the column, mixed; what the judged one is allowed to be off by is subtracted.
-        cotangents, (value, bound) = analytic.cotangents, judged.best(row)
+        cotangents, best = analytic.cotangents, judged.best
+        assert best is not None
         with np.errstate(all="ignore"):
             allowed = cotangents[:, row] * (entry.mismatch.numeric - entry.mismatch.analytic)
             expected = analytic.mixed_along(unit(numeric.problem.inputs.size, column).numpy()[None])[:, 0]
-            noise = np.sqrt(np.square(cotangents * bound).sum(1))
-            off = abs(cotangents @ value - allowed - expected)
+            noise = np.sqrt(np.square(cotangents * best.bound).sum(1))
+            off = abs(cotangents @ best.value - allowed - expected)
             right = (off <= noise + constants.CELL_SHARE * self._tol.atol) & (noise <= self._tol.atol)
         return column if right.all() else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from covector.verify import constants
@@ -43,7 +45,8 @@ class Entries:
         record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
         self._doubt_zeros(slopes, steps)
-        self._has_learnt = False
+        self._learnt: ColumnJudgement | None = None
+        """Of which column the step is tried on the others."""
 
     def _doubt_zeros(self, slopes: np.ndarray, steps: np.ndarray) -> None:
         """Look again, with longer steps, at entries that are zero in both and would not show otherwise.
@@ -92,7 +95,8 @@ class Entries:
         rows = np.flatnonzero(self._severity[:, place] > 1)
         rows = rows[np.argsort(-self._severity[rows, place], kind="stable")][: constants.NAMED]
         column, values = int(self._columns[place]), self._analytic[rows, place].tolist()
-        judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column))
+        first = None if self._learnt is None else float(self._steps_like(self._learnt, [column])[0])
+        judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column), first)
         self._record.add_column(column, judged)
         self._severity[rows, place] = 0.0
         return judged
@@ -126,12 +130,12 @@ class Entries:
         places = np.flatnonzero((self._severity > 1).any(0))
         column = judged.entries[0].mismatch.column
         length = judged.length / float(self._numeric.steps.array(self._numeric.eps)[column])
-        if self._has_learnt or length == 0.0 or 0.5 < length < 2 or len(places) == 0:
+        if self._learnt is not None or length == 0.0 or 0.5 < length < 2 or len(places) == 0:
             return
-        self._has_learnt = True
+        self._learnt = judged
         self._numeric.limit += 2 * len(places)
         value, columns = self._numeric.problem.value, self._columns[places]
-        steps = self._steps_like(columns, column, judged.length)
+        steps = self._steps_like(judged, columns)
         plus, minus = self._numeric.sides(columns, steps)
         analytic = self._analytic[:, places]
         with np.errstate(all="ignore"):
@@ -143,11 +147,12 @@ class Entries:
                 again = np.where((low <= analytic) & (analytic <= high), 0.0, again)
         self._severity[:, places] = np.minimum(self._severity[:, places], again)
 
-    def _steps_like(self, columns: np.ndarray, judged: int, length: float) -> np.ndarray:
-        """Steps in the same proportion to each coordinate, or to its scale, as that of the judged column."""
+    def _steps_like(self, judged: ColumnJudgement, columns: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Steps in the same proportion to each coordinate, or to its scale, as suited the judged column."""
         point, scale = self._numeric.problem.point, self._numeric.steps.scale
-        steps = length / scale[judged] * scale[columns]
-        if 0 < abs(point[judged]) < scale[judged]:
-            relative = length / abs(point[judged]) * abs(point[columns])
+        which, others = judged.entries[0].mismatch.column, np.asarray(columns)
+        steps = judged.length / scale[which] * scale[others]
+        if 0 < abs(point[which]) < scale[which]:
+            relative = judged.length / abs(point[which]) * abs(point[others])
             steps = np.where(relative > 0, np.minimum(relative, steps), steps)
-        return self._numeric.steps.made_at(columns, steps)
+        return self._numeric.steps.made_at(others, steps)

@@ -104,7 +104,8 @@ class Examiner:
 
     def hides(self, suspects: Suspects) -> bool:
         """Whether noise would hide what one entry is allowed from some cell of these groups."""
-        return bool(self._hidden(suspects.look, suspects.steps, self.noise(suspects.look)).any())
+        look = suspects.look
+        return bool((~(self.noise(look) <= 0.5 * self.tol.atol * look.least(suspects.steps))).any())
 
     def off(self, look: Look, steps: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """What the cells of a look are off by."""
@@ -113,20 +114,11 @@ class Examiner:
 
     def _visible_steps(self, look: Look, noise: np.ndarray) -> np.ndarray:
         """The shortest steps with which one wrong entry would show; the usual ones if it never would."""
-        enough = 0.0
-        for length in look.lengths:
-            if length < enough:
-                continue
-            steps = look.steps(self.numeric, length)
-            if not self._hidden(look, steps, noise).any():
-                return steps
-            with np.errstate(all="ignore"):
-                enough = length * float((noise / (0.5 * self.tol.atol * look.least(steps))).max())
-        return look.steps(self.numeric, 1.0)
-
-    def _hidden(self, look: Look, steps: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Where noise would hide what one entry is allowed, so that agreement proves nothing."""
-        return ~(noise <= 0.5 * self.tol.atol * look.least(steps))
+        with np.errstate(all="ignore"):
+            shows = float((noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))).max())
+        # A little more, for the rounding of steps.
+        enough = (length for length in look.lengths if length >= 1.001 * shows)
+        return look.steps(self.numeric, next(enough, 1.0))
 
     def _suspicious(
         self,
@@ -137,13 +129,13 @@ class Examiner:
         plain: np.ndarray | None = None,
     ) -> Suspects | None:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
-        off = abs(self.off(look, steps, differences))
-        hidden, share = self._hidden(look, steps, noise), look.share * self.tol.atol * look.least(steps)
+        off, allowed = abs(self.off(look, steps, differences)), self.tol.atol * look.least(steps)
+        hidden = ~(noise <= 0.5 * allowed)
         plain = differences if plain is None else plain
-        if not hidden.any() and (off <= noise + share).all():
+        if not hidden.any() and (off <= noise + look.share * allowed).all():
             return None
         with np.errstate(all="ignore"):
-            excess = (off - noise) / (self.tol.atol * look.least(steps))
+            excess = (off - noise) / allowed
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
         cells = np.where(np.isnan(excess), np.inf, excess).max(0)
         worst = cells.max(1)

@@ -9,6 +9,8 @@ each look a wrong entry disturbs some cell by at least its own error times the s
 - `axes`: all indices along an axis of an input at once, where the output at index k of some axis depends on
   the input at index k alone. One cell for each index, owned by the column with that index. Entries that break
   this assumption disturb the cells of other columns, so it may be guessed, and is tested by the look itself.
+- `elementwise`: the boldest such guess, that all axes of all inputs are aligned with those of the outputs.
+  One cell for each element, owned by the columns of that element.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Look:
     """How many columns there are in all."""
     gathered: Callable[[np.ndarray], np.ndarray] | None = None
     """The sums of numbers of each output, in rows, for each cell; None: one cell for all."""
+    owners: int = 1
+    """How many columns of a group own each cell: one of each input, if all are moved together."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -84,10 +88,16 @@ class Look:
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
-        steps = self._by_group(numeric.steps.array(numeric.eps * length)) * self.weights
         if self.groups.shape[1] == 1 and length == 1:
-            return steps
-        return steps_made(self._by_group(numeric.problem.point), steps)
+            return self._by_group(numeric.steps.array(numeric.eps))
+        return steps_made(self._by_group(numeric.problem.point), self._wanted(numeric, length))
+
+    def _wanted(self, numeric: Numeric, length: float) -> np.ndarray:
+        return self._by_group(numeric.steps.wanted(numeric.eps * length)) * self.weights
+
+    def least_wanted(self, numeric: Numeric) -> np.ndarray:
+        """The smallest step of each group, of length one and before rounding."""
+        return self.least(self._wanted(numeric, 1.0))
 
     def moves(self, steps: np.ndarray) -> np.ndarray:
         """The moves of all coordinates, a row for each group."""
@@ -115,7 +125,13 @@ class Look:
         """What the derivative says that the cells are."""
         if self.shared:
             return analytic.mixed_along(self.moves(steps))[:, :, None]
-        return analytic.mixed[:, self.groups] * steps
+        return self._by_owner(analytic.mixed[:, self.groups] * steps)
+
+    def _by_owner(self, values: np.ndarray) -> np.ndarray:
+        """The sums, for each cell, of what belongs to the columns that own it."""
+        if self.owners == 1:
+            return values
+        return values.reshape(*values.shape[:-1], self.owners, -1).sum(-2)
 
     def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
         """The rounding error of the cells, as a standard deviation: of the outputs and of the points."""
@@ -124,8 +140,9 @@ class Look:
             squares = np.square(analytic.cotangents[:1] * numeric.noise)
             of_outputs = squares.sum(1) if self.gathered is None else self.gathered(squares)[0]
             moved = self._by_group(np.square(problem.point * analytic.sensitivity))
+            moved = moved.sum(1, keepdims=True) if self.shared else self._by_owner(moved)
             # Of x + s and x - s only the first is exact.
-            of_points = problem.rounding * np.sqrt(moved.sum(1, keepdims=True) if self.shared else moved)
+            of_points = problem.rounding * np.sqrt(moved)
         return np.sqrt(of_outputs) + of_points
 
     def least(self, steps: np.ndarray) -> np.ndarray:
@@ -147,10 +164,34 @@ def signs(size: int, count: int, seed: int) -> Look:
 # Aligned axes.
 
 
+def elementwise(problem: Problem, seed: int) -> Look | None:
+    """All inputs at once, if they and the outputs have one shape.
+
+    The guess is that element k of each output depends on element k of the inputs alone. If it is wrong, cells
+    disagree, since every column is moved by a random weight.
+    """
+    if not _dense(problem):
+        return None
+    inputs, outputs = _places(problem.inputs), tuple(_places(problem.outputs))
+    shape = inputs[0].shape
+    alike = all(place.real_shape == inputs[0].real_shape for place in inputs)
+    if not alike or any(output.shape != shape for output in outputs):
+        return None
+    if 2 * prod(shape) <= constants.FEW_POINTS:  # single columns take as few
+        return None
+    aligned = {axis: (axis,) * len(outputs) for axis in range(len(shape))}
+    by_element = [
+        np.arange(p.start, p.stop).reshape(prod(shape), -1) for p in inputs
+    ]  # a complex one has two
+    owned = np.concatenate(by_element, 1).T
+    groups, drawn = owned.reshape(1, -1), weights(problem.inputs.size, seed + 1).numpy()
+    gathered = partial(_summed_along, aligned, outputs)
+    return Look("elementwise", groups, drawn[groups], groups.size, gathered, owners=len(owned))
+
+
 def may_align(problem: Problem) -> bool:
     """Whether, as far as shapes tell, aligned axes can halve the number of groups."""
-    charts = (problem.inputs, problem.outputs)
-    if not all(isinstance(chart, Chart) and chart.can_batch for chart in charts):
+    if not _dense(problem):
         return False
     count = 0
     for place in _places(problem.inputs):
@@ -215,6 +256,12 @@ def _summed_along(aligned: Axes, outputs: tuple[AnyPlace, ...], values: np.ndarr
     return sums[0] if len(sums) == 1 else np.sum(sums, axis=0)
 
 
+def _dense(problem: Problem) -> bool:
+    """Whether all elements of all tensors are looked at, and have their place in a shape."""
+    charts = (problem.inputs, problem.outputs)
+    return all(isinstance(chart, Chart) and chart.can_batch for chart in charts)
+
+
 def _places(chart: Chart | Sampled) -> list[AnyPlace]:
     """The places that have elements."""
     return [place for place in chart.places if place.stop > place.start]
@@ -253,6 +300,9 @@ def ladder(numeric: Numeric, probes: int, seed: int) -> Iterator[list[Look]]:
     height, width = numeric.problem.shape
     if 0 < probes < width:
         yield [signs(width, probes, seed)]
+    guess = elementwise(numeric.problem, seed)
+    if guess is not None:
+        yield [guess]
     if width * (width + height) > constants.FEW_NUMBERS and may_align(numeric.problem):
         looks = axes(numeric, seed)
         if 2 * sum(map(len, looks)) <= width:

@@ -172,7 +172,10 @@ class Numeric:
     def differences(self, moves: np.ndarray) -> np.ndarray:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
         here = self.problem.point
-        values = self.at(np.concatenate([here + moves, here - moves]))
+        points = np.empty((2 * len(moves), here.size))
+        np.add(here, moves, out=points[: len(moves)])
+        np.subtract(here, moves, out=points[len(moves) :])
+        values = self.at(points)
         return _halved(values[: len(moves)], values[len(moves) :])
 
     def sides(self, columns: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +206,7 @@ class Numeric:
             return self._kept[columns]
         differences = _halved(*self.sides(columns, steps))
         height, width = self.problem.shape
-        if usual and height * width <= constants.KEPT_NUMBERS:
+        if usual and 8 * height * width <= constants.BATCH_BYTES:
             if self._kept is None:
                 self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
             self._kept[columns], self._known[columns] = differences, True
@@ -221,6 +224,11 @@ class Numeric:
             slopes = (self.singly(which, steps) / steps[:, None]).T
             noise = constants.SIGMAS * self.noise[:, None] / abs(steps)
         return slopes, noise + 2 * self.truncation * abs(slopes)
+
+    def learn_truncation(self, central: float, slope: float) -> None:
+        """A central difference with the usual step was off by this much."""
+        share = abs(central - slope) / abs(slope) if slope else 0.0
+        self.truncation = max(self.truncation, min(share, 1.0) if share == share else 0.0)
 
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""

@@ -50,6 +50,7 @@ _ZERO = 1e-12
 # What each look is called in a report.
 _LOOKS = {
     "signs": "along random directions",
+    "elementwise": "element by element",
     "axes": "along aligned axes",
     "singles": "column by column",
 }

@@ -7,9 +7,6 @@ import numpy as np
 from covector._lazy import lazy
 from covector.verify import constants
 
-# Smaller steps, relative to the point, are lost in its rounding.
-_LOST = 1e-12
-
 # So many units in the last place of its point a step is long at least.
 _FEW = 8.0
 
@@ -28,20 +25,15 @@ class Steps:
     def array(self, eps: float) -> np.ndarray:
         """A step for each coordinate; not to be written to."""
         if eps not in self._arrays:
-            self._arrays[eps] = self._made_array(eps)
+            self._arrays[eps] = self.made(self.wanted(eps))
         return self._arrays[eps]
 
-    def _made_array(self, eps: float) -> np.ndarray:
-        scale = self.scale
-        if self._has_far:
-            wanted = eps * np.minimum(scale, constants.NEAR)
-            # A power of two that is not lost in the last places of the point is added without rounding.
-            least = np.maximum(wanted, _FEW * self._rounding * scale)
-            wanted = np.where(scale > constants.NEAR, np.exp2(np.round(np.log2(least))), wanted)
-        else:
-            wanted = eps * scale
-        exact = eps >= _LOST and self._finite
-        return (self._point + wanted) - self._point if exact else self.made(wanted)
+    def wanted(self, eps: float) -> np.ndarray:
+        """The same before the point plus the step is rounded."""
+        if not self._has_far:
+            return eps * self.scale
+        # Not lost in the last places of the point.
+        return np.maximum(eps * np.minimum(self.scale, constants.NEAR), _FEW * self._rounding * self.scale)
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
@@ -72,5 +64,7 @@ class Steps:
 def steps_made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The steps that are really made from here: a sum is rounded."""
     with np.errstate(all="ignore"):
-        made = (here + wanted) - here
-        return np.where(made * wanted > 0, made, wanted)
+        made = here + wanted
+        made -= here
+        kept = made * wanted > 0
+    return made if kept.all() else np.where(kept, made, wanted)

@@ -20,13 +20,16 @@ _RUN = 64
 _KEPT = 1 << 12
 
 
+_ONE = torch.ones((), dtype=torch.float64)
+
+
 def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     if few_digits:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
-        beyond = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
-    return beyond + torch.ones(()).copysign(beyond)
+        beyond = torch.rand(size, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
+    return beyond.add_(torch.copysign(_ONE, beyond))
 
 
 _kept_weights = lru_cache(maxsize=128)(_drawn_weights)
@@ -138,7 +141,7 @@ def _made_cotangents(
         even = torch.ones(1, dtype=torch.float64)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
-        large, shrink = constants.LARGE_HALF, constants.SCALE_HALF
+        large = shrink = constants.HALF
     others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed) if varied else ()
     factor = 1.0 if varied else large
     rows = torch.stack([even, *(one.row for one in others)])

@@ -94,6 +94,30 @@ def wrong_axis(case: Case) -> Iterator[Observation]:
         if true and got and set(true) != set(got):
             text = f"in the {case.noun} for {{where}} elements act on each other along {dimensions(got)}"
             yield Observation(f"{text}, in the function along {dimensions(true)}", 0.93, s.where)
+        elif text := _normalised_along_another(s):
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.93, s.where)
+
+
+def _normalised_along_another(s: Suspect) -> str:
+    """The derivatives of all outputs together sum to one number along an axis, the gradient along another."""
+    if s.inputs.part is None or s.inputs.part.is_complex or s.inputs.shape is None:
+        return ""
+    true, got = (_steady_sums(matrix.sum(0).reshape(s.inputs.shape)) for matrix in (s.numeric, s.analytic))
+    if not true or not got or true & got:
+        return ""
+    along, where = dimensions(tuple(sorted(got))), dimensions(tuple(sorted(true)))
+    return f"sums to the same number along {along}, the true one along {where}"
+
+
+def _steady_sums(total: Tensor) -> set[int]:
+    """The axes along which every sum of a tensor is the same, and not zero."""
+    steady = set()
+    for axis in range(total.dim()):
+        sums = total.sum(axis)
+        same = (sums.max() - sums.min()) <= _CLOSE * sums.abs().max()
+        if sums.numel() > 1 and total.shape[axis] > 1 and bool(same) and bool(sums.abs().max() > 0):
+            steady.add(axis)
+    return steady
 
 
 def normalisation(case: Case) -> Iterator[Observation]:
@@ -124,12 +148,39 @@ def _alone(s: Suspect, axes: tuple[int, ...]) -> str:
 
 
 def _order(s: Suspect, axes: tuple[int, ...]) -> tuple[Tensor, int]:
-    """The elements, those of one group after each other, and how many there are in a group."""
+    """The elements, those of one group after each other, and how many there are in a group.
+
+    A group has the elements that act on each other, if all groups have as many: those of a part of an axis,
+    as in group normalisation, or of whole axes.
+    """
     assert s.inputs.shape is not None
+    labels = _connected(s.support)
+    _, counts = labels.unique(return_counts=True)
+    if bool((counts == counts[0]).all()):
+        return labels.argsort(stable=True), int(counts[0])
     shape = s.inputs.shape
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     order = torch.arange(prod(shape)).reshape(shape).permute(*kept, *axes).flatten()
     return order, prod(shape[axis] for axis in axes)
+
+
+def _connected(support: Tensor) -> Tensor:
+    """For each element the first one that it is connected with."""
+    labels = torch.arange(support.shape[0])
+    touching = support | support.T | torch.eye(support.shape[0], dtype=torch.bool)
+    while True:
+        lowest = torch.where(touching, labels, support.shape[0]).amin(1)
+        if torch.equal(lowest, labels):
+            return labels
+        labels = lowest
+
+
+def _along(s: Suspect, axes: tuple[int, ...]) -> str:
+    """The dimensions along which elements act on each other, and the size of groups that are parts of it."""
+    assert s.inputs.shape is not None
+    _, size = _order(s, axes)
+    part = size < prod(s.inputs.shape[axis] for axis in axes)
+    return f"along {dimensions(axes)}" + (f", in groups of {size} elements" if part else "")
 
 
 def _grouped(s: Suspect, vector: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -157,7 +208,7 @@ def _of_a_family(s: Suspect, axes: tuple[int, ...]) -> str:
         true, got = (_coefficients(terms, blocks, slack) for blocks in (numeric, analytic))
         if true is None or got is None:
             continue
-        if text := _difference(family, true, got, y.shape[1], axes):
+        if text := _difference(family, true, got, y.shape[1], _along(s, axes)):
             return text
     return ""
 
@@ -170,9 +221,7 @@ def _coefficients(terms: Tensor, blocks: Tensor, slack: Tensor) -> Tensor | None
     return found.squeeze(-1) if bool((left <= slack.flatten(1)).all()) else None
 
 
-def _difference(
-    family: tuple[_Term, ...], true: Tensor, got: Tensor, size: int, axes: tuple[int, ...]
-) -> str:
+def _difference(family: tuple[_Term, ...], true: Tensor, got: Tensor, size: int, along: str) -> str:
     """Which coefficients differ, and how."""
     scale = true.abs().max(1, keepdim=True).values
     off = ((got - true).abs() > _CLOSE * scale).any(0)
@@ -180,7 +229,6 @@ def _difference(
         return ""  # the direct term: no term is missing
     wrong = [index for index in range(1, len(family)) if bool(off[index])]
     names = listed([family[index].name for index in wrong])
-    along = f"along {dimensions(axes)}"
     if bool((got[:, wrong].abs() <= _CLOSE * scale).all()):
         like = listed([family[index].like for index in wrong])
         terms = "terms" if len(wrong) > 1 else "term"
@@ -210,7 +258,7 @@ def unbiased(ratio: float, size: int) -> str:
 
 
 def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
-    """The wrong part is, in each group and for each output, constant or follows the input."""
+    """The wrong part of each group is constant or follows the input, or follows the output."""
     if coupled(s, s.bad) != axes:
         return ""
     wrong = _square(s, s.analytic - s.numeric, axes)
@@ -229,5 +277,12 @@ def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
         basis = torch.linalg.qr(torch.stack(vectors, -1)).Q
         left = wrong - wrong @ basis @ basis.mT
         if bool((left.abs() <= slack).all()):
-            return f"is wrong along {dimensions(axes)} by what is {text}"
+            return f"is wrong {_along(s, axes)} by what is {text}"
+    y = _grouped(s, s.value, axes)
+    y = (y / y.norm(dim=1, keepdim=True)).unsqueeze(-1)
+    if y.shape[1] > _LEAST and bool(((wrong - y @ (y.mT @ wrong)).abs() <= slack).all()):
+        return f"is wrong {_along(s, axes)} by what is proportional to the output: {_DIVIDED}"
     return ""
+
+
+_DIVIDED = "the term of what it is divided by (a norm, a sum) is missing or wrong"

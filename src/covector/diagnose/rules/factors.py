@@ -35,16 +35,27 @@ def factor(case: Case) -> Iterator[Observation]:
         yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
 
 
-def _sizes(side: Side) -> Iterator[tuple[int, str]]:
-    """The sizes that a factor may come from, and what they are the sizes of."""
+def _acts_along(s: Suspect, side: Side, axis: int | None) -> bool:
+    """Whether elements along an axis act together, as in a variance, which is of several elements."""
+    support = s.support if side is s.inputs else s.support.T
+    if axis is None or side.index is None:
+        return bool((support.sum(1) > 1).any())
+    place = side.index[:, axis].expand_as(support)
+    far = side.index.shape[0]
+    last, first = (torch.where(support, place, other).aminmax(dim=1) for other in (-1, far))
+    return bool((last.max > first.min).any())
+
+
+def _sizes(side: Side) -> Iterator[tuple[int | None, int, str]]:
+    """The sizes that a factor may come from, of which axis (None: of all), and what to call them."""
     if side.part is None:
         return
     name, shape = side.part.name, side.part.shape
     for axis, size in enumerate(shape):
         batch = " (the batch?)" if axis == 0 and len(shape) > 1 else ""
-        yield size, f"the size of dimension {axis} of `{name}`{batch}"
+        yield axis, size, f"the size of dimension {axis} of `{name}`{batch}"
     if len(shape) > 1:
-        yield prod(shape), f"the number of elements of `{name}`"
+        yield None, prod(shape), f"the number of elements of `{name}`"
 
 
 def _named(c: float, s: Suspect) -> tuple[str, str]:
@@ -53,12 +64,11 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         return "", "a term that is added twice, or a factor 1/2 that was left out"
     if abs(c - 0.5) < NEAR:
         return "", "a term that is missing from a product rule, or a factor 2 that was left out"
-    acts_on_others = int(s.support.sum(1).max()) > 1  # as in a variance, which is of several elements
     for side in (s.outputs, s.inputs):
-        for size, name in _sizes(side):
+        for axis, size, name in _sizes(side):
             if size > 2 and abs(c - size) < 1e-4 * size:
                 return f"; {size} is {name}", "a mean in the forward that the backward takes for a sum"
-            if acts_on_others and (text := unbiased(c, size)):
+            if _acts_along(s, side, axis) and (text := unbiased(c, size)):
                 return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
             if size > 2 and abs(c * size - 1) < 1e-4:
                 return (

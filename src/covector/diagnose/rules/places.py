@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from covector.diagnose.case import Case
+from covector.diagnose.rules.coupling import dimensions
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect
 
@@ -69,47 +71,88 @@ def overwritten(case: Case) -> Iterator[Observation]:
 
 
 def flipped(case: Case) -> Iterator[Observation]:
-    """A window that slides over an axis is read backwards: a convolution whose kernel is not flipped."""
+    """A window that slides over axes is read backwards: a convolution whose kernel is not flipped."""
     for s in case.suspects:
-        outputs, inputs = s.outputs.part, s.inputs.part
-        if s.outputs.shape is None or s.inputs.shape is None or outputs is None or inputs is None:
-            continue
-        if outputs.is_complex or inputs.is_complex:
-            continue
-        for out_axis, in_axis in product(range(len(outputs.shape)), range(len(inputs.shape))):
-            size = inputs.shape[in_axis]
-            if (
-                3 <= size <= _LONGEST
-                and outputs.shape[out_axis] >= 3
-                and _reads_backwards(s, out_axis, in_axis)
-            ):
-                text = f"the {case.noun} for {{where}} reads each window along dimension {in_axis} backwards"
+        windows = _windows(s)
+        choices = [(window,) for window in windows] + ([windows] if len(windows) > 1 else [])
+        for chosen in choices:
+            if _reads_backwards(s, chosen):
+                along = dimensions(tuple(window.in_axis for window in chosen))
+                text = f"the {case.noun} for {{where}} reads each window along {along} backwards"
                 yield Observation(text, 0.95, s.where)
                 break
 
 
-def _reads_backwards(s: Suspect, out_axis: int, in_axis: int) -> bool:
-    """Whether the analytic value at o, i is the numeric one at o, c + 2 stride o - i, for some c."""
+class _Window(NamedTuple):
+    """A window that slides along an axis of the input while the output moves along one of its own."""
+
+    out_axis: int
+    in_axis: int
+    mirror: Tensor
+    """For each place in the output and in the input, the place on the other side of the window's middle."""
+
+
+def _windows(s: Suspect) -> tuple[_Window, ...]:
+    """The windows of a function that does the same at every place: where numbers move with the output."""
+    outputs, inputs = s.outputs.part, s.inputs.part
+    if s.outputs.shape is None or s.inputs.shape is None or outputs is None or inputs is None:
+        return ()
+    if outputs.is_complex or inputs.is_complex:
+        return ()
+    found: dict[int, _Window] = {}
+    for out_axis, in_axis in product(range(len(outputs.shape)), range(len(inputs.shape))):
+        fits = outputs.shape[out_axis] >= 3 and 3 <= inputs.shape[in_axis] <= _LONGEST
+        if fits and in_axis not in found:
+            mirror = _mirror(s, out_axis, in_axis)
+            if mirror is not None:
+                found[in_axis] = _Window(out_axis, in_axis, mirror)
+    return tuple(found.values())
+
+
+def _over(s: Suspect, matrix: Tensor, out_axis: int, in_axis: int) -> Tensor:
+    """A matrix by an axis of the output, one of the input, and all the rest."""
     assert s.outputs.shape is not None
     assert s.inputs.shape is not None
-    shape = (*s.outputs.shape, *s.inputs.shape)
-    over = (out_axis, len(s.outputs.shape) + in_axis)
-    numeric, analytic, slack = (
-        matrix.reshape(*shape, 1).movedim(over, (0, 1)).flatten(2)
-        for matrix in (s.numeric, s.analytic, s.slack)
-    )
-    height, width = numeric.shape[:2]
-    rows, columns = torch.arange(height)[:, None], torch.arange(width)
+    shaped = matrix.reshape(*s.outputs.shape, *s.inputs.shape, 1)
+    return shaped.movedim((out_axis, len(s.outputs.shape) + in_axis), (0, 1)).flatten(2)
+
+
+def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
+    """The mirror of a window, if there is one: its middle follows from where the longest one ends."""
+    numeric, slack = _over(s, s.numeric, out_axis, in_axis), 4 * s.slack.max()
+    rows, columns = torch.arange(numeric.shape[0]), torch.arange(numeric.shape[1])
     for stride in _STRIDES:
-        if not _slides(numeric, stride, 4 * slack.max()):
-            continue
-        for start in range(2 * width):
-            mirror = start - stride * (height - 1) + 2 * stride * rows - columns
-            inside = (mirror >= 0) & (mirror < width)
-            expected = torch.where(inside[..., None], numeric[rows, mirror.clamp(0, width - 1)], analytic)
-            if bool(((analytic - expected).abs() <= 4 * slack.max()).all()) and bool(inside.any()):
-                return bool(inside[numeric.abs().amax(2) > 4 * slack.max()].float().mean() > 0.5)
-    return False
+        if _slides(numeric, stride, slack):
+            used = numeric.abs().amax(2) > slack
+            first, last = used.int().argmax(1), len(columns) - 1 - used.flip(1).int().argmax(1)
+            longest = int(torch.where(used.any(1), last - first, -1).argmax())
+            ends = int(first[longest] + last[longest]) - 2 * stride * longest
+            return ends + 2 * stride * rows[:, None] - columns
+    return None
+
+
+def _reads_backwards(s: Suspect, windows: tuple[_Window, ...]) -> bool:
+    """Whether the analytic values are the numeric ones of the other side of the windows' middle."""
+    expected, known = s.numeric, torch.ones_like(s.numeric)
+    for window in windows:
+        expected, known = (_mirrored(s, matrix, window) for matrix in (expected, known))
+    inside = known > 0
+    close = (s.analytic - expected).abs() <= 4 * s.slack.max()
+    return bool(close[inside].all()) and bool(inside[s.support | s.bad].double().mean() > 0.5)
+
+
+def _mirrored(s: Suspect, matrix: Tensor, window: _Window) -> Tensor:
+    """A matrix read backwards along a window, zero where the mirror lies outside."""
+    assert s.outputs.shape is not None
+    assert s.inputs.shape is not None
+    values = _over(s, matrix, window.out_axis, window.in_axis)
+    rows, width = torch.arange(values.shape[0])[:, None], values.shape[1]
+    inside = (window.mirror >= 0) & (window.mirror < width)
+    turned = torch.where(inside[..., None], values[rows, window.mirror.clamp(0, width - 1)], 0.0)
+    axes = (window.out_axis, len(s.outputs.shape) + window.in_axis)
+    shape = [*s.outputs.shape, *s.inputs.shape]
+    rest = [size for axis, size in enumerate(shape) if axis not in axes]
+    return turned.reshape(*turned.shape[:2], *rest).movedim((0, 1), axes).reshape(matrix.shape)
 
 
 def _slides(numeric: Tensor, stride: int, slack: Tensor) -> bool:

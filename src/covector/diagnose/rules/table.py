@@ -267,7 +267,7 @@ RULES = (
         regions.threshold,
         "the gradient is wrong where the input is above or below some value",
         "a branch or a clamp at that value",
-        ("negative inputs", "boundary", "one slice", "diagonal", "chain rule"),
+        ("negative inputs", "one slice", "diagonal", "chain rule"),
         places=True,
     ),
     Rule(
@@ -275,7 +275,7 @@ RULES = (
         regions.both_sides,
         "the gradient is wrong where the size of the input is above or below some value",
         "a branch or a clamp at that value and at its negative",
-        ("negative inputs", "threshold", "boundary", "one slice", "diagonal", "chain rule"),
+        ("negative inputs", "threshold", "one slice", "diagonal", "chain rule"),
         places=True,
     ),
     Rule(

@@ -1,7 +1,8 @@
 """The same call again: twice, from two threads, with another between, backward twice, on other numbers.
 
-Runs serve several questions: two threads call it twice, and a backward is run twice after another call. Where
-such a run differs, its questions are asked one by one.
+Runs serve several questions: two threads call it twice, a backward is run twice after another call, and that
+call has other numbers in memory that the kernel has seen. Where such a run differs, its questions are asked
+one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector.kernels.bench import Bench, Sample, raised
+from covector._lazy import lazy
+from covector.kernels.bench import Bench, Sample, Truths, raised
 from covector.kernels.combined import Combined, judged
 from covector.kernels.row import Row, Status
 from covector.kernels.subject import Run, detached, random_like, variables
@@ -22,6 +24,7 @@ from covector.verify.leaves import is_differentiable
 
 _TWICE, _THREADS = "called twice", "from two threads"
 _BETWEEN, _BACKWARD = "another call between", "backward twice, with retain_graph"
+_OVERWRITTEN = "inputs overwritten between"
 
 
 def again(bench: Bench, combined: Combined) -> Iterator[Row]:
@@ -38,22 +41,49 @@ def again(bench: Bench, combined: Combined) -> Iterator[Row]:
         )
     yield Row(_TWICE, alone.status, alone.text)
     yield both if alone.status is Status.PASSED else Row(_THREADS, Status.SKIPPED, "two calls differ anyway")
-    yield from _between(bench, first)
-    yield _overwritten(bench, leaves[0])
+    yield from _between(bench, first, _Elsewhere(bench, leaves[0]))
 
 
-def _between(bench: Bench, first: Run) -> Iterator[Row]:
+class _Elsewhere:
+    """Other numbers in the memory of a call before, where a cache that goes by the address is stale."""
+
+    def __init__(self, bench: Bench, leaves: list[Any]) -> None:
+        self._bench, self._leaves = bench, leaves
+        others = _other(bench)
+        for index in bench.arguments.chosen:
+            leaves[index].detach().copy_(others[index])
+        self.row = Row(_OVERWRITTEN, Status.SKIPPED, bench.unjudged)
+
+    @lazy
+    def _truths(self) -> Truths:
+        return self._bench.truths_of(Sample(_other(self._bench), self._bench.sample.cotangents))
+
+    def call(self) -> None:
+        """Forward and backward on these numbers, judged; and of another size, where there is one."""
+        bench = self._bench
+        if bench.unjudged:
+            bench.kernel.run(self._leaves, bench.sample.cotangents)
+        else:
+            self.row = judged(bench, _OVERWRITTEN, self._leaves, bench.sample.cotangents, self._truths)
+        if bench.other_size is not None:
+            leaves = variables([_copied(leaf) for leaf in bench.other_size], bench.arguments.chosen)
+            with torch.enable_grad():
+                outputs = bench.kernel(leaves)
+                bench.kernel.pull(outputs, leaves, random_like(outputs, bench.settings.seed))
+
+
+def _between(bench: Bench, first: Run, elsewhere: _Elsewhere) -> Iterator[Row]:
     """Another call between forward and backward, and the backward twice."""
-    both = _row(bench, _BETWEEN, first, lambda: _interleaved(bench, 2))
-    if both.status is not Status.FAILED:
-        yield both
+    both = _row(bench, _BETWEEN, first, lambda: _interleaved(bench, elsewhere, 2))
+    once, twice = both, Row(_BACKWARD, both.status, both.text)
+    if both.status is Status.FAILED:
+        once = _row(bench, _BETWEEN, first, lambda: _interleaved(bench, elsewhere, 1))
         if bench.arguments.chosen:
-            yield Row(_BACKWARD, both.status, both.text)
-        return
-    once = _row(bench, _BETWEEN, first, lambda: _interleaved(bench, 1))
+            twice = _row(bench, _BACKWARD, first, lambda: _backward_twice(bench))
     yield once
     if bench.arguments.chosen:
-        yield _row(bench, _BACKWARD, first, lambda: _backward_twice(bench))
+        yield twice
+    yield elsewhere.row
 
 
 def _leaves(bench: Bench) -> list[Any]:
@@ -72,20 +102,12 @@ def _other(bench: Bench) -> list[Any]:
     ]
 
 
-def _others(bench: Bench) -> list[Any]:
-    """Other numbers of the same shapes; another size where the inputs are made from one."""
-    if bench.other_size is not None:
-        return variables([_copied(leaf) for leaf in bench.other_size], bench.arguments.chosen)
-    return variables(_other(bench), bench.arguments.chosen)
-
-
-def _interleaved(bench: Bench, times: int) -> list[Run]:
+def _interleaved(bench: Bench, elsewhere: _Elsewhere, times: int) -> list[Run]:
     """Forward here, forward and backward elsewhere, then the backward of here; and outputs that stay."""
-    leaves, others = _leaves(bench), _others(bench)
+    leaves = _leaves(bench)
     with torch.enable_grad():
         outputs = bench.kernel(leaves)
-        elsewhere = bench.kernel(others)
-        bench.kernel.pull(elsewhere, others, random_like(elsewhere, bench.settings.seed))
+        elsewhere.call()
         return _pulled(bench, outputs, leaves, times)
 
 
@@ -111,25 +133,13 @@ def _threads(bench: Bench, leaves: list[list[Any]]) -> list[Run]:
         return [done.result() for done in tasks]
 
 
-def _overwritten(bench: Bench, leaves: list[Any]) -> Row:
-    """Other numbers in the memory of a call before: a cache that goes by the address is stale."""
-    way = "inputs overwritten between"
-    if bench.wrong:
-        return Row(way, Status.SKIPPED, "the kernel is wrong as it was given")
-    others = _other(bench)
-    truths = bench.truths_of(Sample(others, bench.sample.cotangents))
-    for index in bench.arguments.chosen:
-        leaves[index].detach().copy_(others[index])
-    return judged(bench, way, leaves, bench.sample.cotangents, truths)
-
-
 def _row(bench: Bench, way: str, first: Run, make: Callable[[], list[Run]]) -> Row:
     """How far the runs are from the first."""
     try:
         runs = make()
     except Exception as error:
         return Row(way, Status.FAILED, raised(error))
-    names = [*bench.output_names, *(f"grad {name}" for name in bench.names)]
+    names = [*bench.names_of(first.outputs), *(f"grad {name}" for name in bench.names)]
     expected = [*first.outputs, *first.gradients]
     apart = 0.0
     for run in runs:

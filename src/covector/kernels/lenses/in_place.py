@@ -33,9 +33,10 @@ def _memory(bench: Bench) -> Iterator[Row]:
     theirs = variables(bench.leaves, bench.arguments.chosen)
     found = first.aliases - aliases(bench.reference(theirs), theirs)
     names = dict(zip(bench.arguments.chosen, bench.names, strict=True))
+    outputs = bench.names_of(first.run.outputs)
     for output, other, kind in sorted(found):
-        what = names.get(other, f"argument {other}") if kind == "input" else bench.output_names[other]
-        text = f"{bench.output_names[output]} shares its memory, the reference's does not"
+        what = names.get(other, f"argument {other}") if kind == "input" else outputs[other]
+        text = f"{outputs[output]} shares its memory, the reference's does not"
         yield Row(what, Status.FAILED, text)
     if not found:
         yield Row("memory of the outputs", Status.PASSED)

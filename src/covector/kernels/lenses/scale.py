@@ -12,8 +12,8 @@ from torch import Tensor
 
 from covector.kernels.bench import Bench, Sample, Truths, raised
 from covector.kernels.combined import Combined, judged
-from covector.kernels.comparison import BEYOND_DOUBT, Comparison
-from covector.kernels.row import Row, Status, row_of
+from covector.kernels.comparison import Comparison
+from covector.kernels.row import Row, Status, beyond_doubt, row_of
 from covector.kernels.subject import Run, variables
 from covector.kernels.truth import Truth
 from covector.verify.finding import Outcome
@@ -24,11 +24,17 @@ _POWER = 20
 # Gradients are left out of which the scale makes this share zero, as of a softmax of large numbers.
 _SATURATED = 0.25
 
+# How far the reference may be off, and the kernel has to be, relative to golden, to be wrong beside it.
+_SURE, _NOTHING_LIKE = 0.01, 0.5
+
 
 def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
     """Judged against the reference at the same numbers; where that is not finite, it is the judge."""
     down, up = _powers(bench)
-    for inputs, cotangents in ((down, up), (up, down), (0, -_POWER)):
+    powers = [(down, up), (up, down)]
+    if not bench.is_large:
+        powers.append((0, -_POWER))
+    for inputs, cotangents in powers:
         way = f"inputs x 2^{inputs}, cotangents x 2^{cotangents}"
         sample = Sample(
             _scaled(bench.leaves, bench.arguments.chosen, inputs),
@@ -36,17 +42,10 @@ def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
         )
         truths = _unsaturated(bench.truths_of(sample), bench)
         row = judged(bench, way, sample.leaves, sample.cotangents, truths)
-        yield _beyond_doubt(row) if inputs > 0 else row
+        # Large inputs saturate: one rounding decides which of two numbers is the larger one.
+        yield beyond_doubt(row) if inputs > 0 else row
     for way, spoil in _SPECIAL:
         yield _special(bench, way, spoil)
-
-
-def _beyond_doubt(row: Row) -> Row:
-    """Large inputs saturate: one rounding decides which of two numbers is the larger one."""
-    if row.status is not Status.FAILED or row.comparison is None or not row.comparison.wrong:
-        return row
-    doubtful = row.comparison.wrong[0].excess <= BEYOND_DOUBT
-    return replace(row, status=Status.INCONCLUSIVE) if doubtful else row
 
 
 def _unsaturated(truths: Truths, bench: Bench) -> Truths:
@@ -131,7 +130,22 @@ def _special(bench: Bench, way: str, spoil: Callable[[Tensor], None]) -> Row:
 
 
 def _finiteness(comparison: Comparison) -> Comparison:
-    """One large number leaves no digits to the others, so ratios are not held against a kernel here."""
-    if comparison.outcome is Outcome.PASSED or comparison.worst is None:
+    """One large number leaves no digits to the others, so ratios are not held against a kernel here.
+
+    An entry that has no digit right is, where all runs of the reference have several.
+    """
+    if comparison.outcome is Outcome.PASSED or comparison.worst is None or comparison.truth is None:
         return comparison
+    if comparison.got is not None and (at := _lost(comparison.got, comparison.truth)) is not None:
+        golden = float(comparison.truth.golden[at])
+        text = f"{float(comparison.got[at]):.4g} at {list(at)}, where the reference gives {golden:.4g}"
+        return replace(comparison, outcome=Outcome.FAILED, summary=text)
     return Comparison(comparison.name, Outcome.PASSED, whole=comparison.whole, worst=comparison.worst)
+
+
+def _lost(got: Tensor, truth: Truth) -> tuple[int, ...] | None:
+    """The first entry that is nothing like what the reference gives without fail; not where it underflows."""
+    info, size = torch.finfo(truth.dtype), truth.golden.abs()
+    known = truth.judged & (truth.errors.abs().amax(0) < _SURE * size) & (size > info.tiny / info.eps)
+    wrong = torch.nonzero(known & ((got - truth.golden).abs() > _NOTHING_LIKE * size))
+    return tuple(wrong[0].tolist()) if len(wrong) else None

@@ -15,13 +15,16 @@ BASE = 64
 OTHER = 33
 SIZES = (0, 1, 7, 31, 63, 65, 257)
 
+# Where a run is long, as few as are none, one, odd, prime, above and below a power of two, and many blocks.
+OF_LARGE = (0, 1, 31, 257)
+
 
 def sizes(bench: Bench, combined: Combined) -> Iterator[Row]:
     """Every size, judged against the reference at it; a size that the reference refuses is left out."""
     if bench.sizes is None:
         yield Row("sizes", Status.SKIPPED, "inputs are given, not made: pass a function of a size to vary it")
         return
-    for size in SIZES:
+    for size in OF_LARGE if bench.is_large else SIZES:
         yield _row(bench, size)
 
 

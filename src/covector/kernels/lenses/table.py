@@ -25,6 +25,8 @@ class Lens:
     name: str
     varies: str
     look: Callable[[Bench, Combined], Iterator[Row]]
+    look_at: str = ""
+    """Where the mistake of a kernel is that fails here alone."""
     rests_on_truth: bool = True
     """Whether a kernel that is wrong as it was given shows the same here again."""
 
@@ -35,32 +37,58 @@ LENSES = (
         "inputs and cotangents: transposed, sliced with an offset, step 2, channels last, expanded, "
         "overlapping; a cotangent from .sum()",
         layout,
+        "strides and offsets: call .contiguous() on the inputs and cotangents it reads, or pass these to it",
     ),
-    Lens("requires grad", "which inputs require grad; outputs without a cotangent", requires_grad),
-    Lens("sizes", "0, 1, odd, prime, beside a power of two, many blocks", sizes),
+    Lens(
+        "requires grad",
+        "which inputs require grad; outputs without a cotangent",
+        requires_grad,
+        "what depends on ctx.needs_input_grad, and cotangents that are None or zero",
+    ),
+    Lens(
+        "sizes",
+        "0, 1, odd, prime, beside a power of two, many blocks",
+        sizes,
+        "the mask of the last block, the number of blocks, and a grid of none",
+    ),
     Lens(
         "scale",
         "inputs and cotangents times 2^-20 to 2^20; NaN, infinity, the edge of the dtype, zeros",
         scale,
+        "a maximum that is not subtracted, squares that overflow, thresholds, comparisons that drop a NaN",
     ),
-    Lens("again", "called twice, with another call between, from two threads, backward twice", again, False),
+    Lens(
+        "again",
+        "called twice, with another call between, from two threads, backward twice",
+        again,
+        "what outlives a call: buffers, caches, attributes",
+        rests_on_truth=False,
+    ),
     Lens(
         "in place",
         "whether inputs, cotangents and saved tensors stay as they are; shared memory",
         in_place,
-        False,
+        "operations in place, and results that are views",
+        rests_on_truth=False,
     ),
     Lens(
         "modes",
         "torch.compile, vmap, forward mode, torch.func, autocast, no_grad, inference mode, checkpointing, "
         "CUDA graphs",
         modes,
+        "the rule for that mode (jvp, vmap, a fake kernel), or what the kernel asks torch about it",
     ),
-    Lens("second order", "double backward, or a clear refusal", second_order),
+    Lens(
+        "second order",
+        "double backward, or a clear refusal",
+        second_order,
+        "what backward is made of: each operation there is differentiated in turn",
+    ),
     Lens(
         "registration",
         "of operators of torch.library: schema, autograd, fake kernel, dynamic shapes",
         registration,
-        False,
+        "the schema, the fake kernel and register_autograd",
+        rests_on_truth=False,
     ),
 )

@@ -1,0 +1,233 @@
+"""Graphs made ready: what a traced program need not compute at each call, and what a compiler cannot take.
+
+`short` is for operations that are run one by one, each of which takes a pass over memory. A compiler does
+better to compute a constant in its loops than to read it. Every step computes the same numbers, in the same
+order. `written_out` is for inductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+_aten = torch.ops.aten
+
+# Numbers that depend on the shape alone.
+_SHAPES_ALONE = {_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default}
+_SHAPES_ALONE |= {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
+# How the names of operations begin that copy a tensor and write into some places of the copy.
+_WRITERS = (
+    "index_add",
+    "index_put",
+    "index_copy",
+    "index_fill",
+    "index_reduce",
+    "scatter",
+    "masked_scatter",
+    "put",
+)
+_POWER = _aten.pow.Tensor_Scalar
+_PRODUCTS = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar}
+
+
+def short(module: GraphModule, constants: Mapping[int, Tensor]) -> GraphModule:
+    """The same program without what can be left out, given the inputs that are always the same.
+
+    What depends on constants alone is computed now (the groups of a sparse plan, the parts of a Jacobian that
+    are the same everywhere), x ** 1 and x * 1 are x, and what is computed twice is computed once. A graph
+    that changes tensors in place is left as it is.
+    """
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    if any(_mutates(node) for node in graph.nodes):
+        return module
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    shortened = GraphModule({}, graph)
+    _compute_once(graph)
+    _fold(shortened, {inputs[position]: tensor for position, tensor in constants.items()})
+    keep_apart(graph, {node for node in graph.nodes if node.op == "get_attr"})
+    graph.eliminate_dead_code()
+    shortened.recompile()
+    return shortened
+
+
+def written_out(module: GraphModule) -> None:
+    """Give every operation tensors that have a place for each element, as inductor takes for granted.
+
+    It reads the zeros of forward mode, which are stored nowhere, and crashes; of an expanded tensor that an
+    operation writes into a copy of, it makes the copy too small.
+    """
+    graph = module.graph
+    for node in graph.nodes:
+        if node.target is _aten._efficientzerotensor.default:
+            node.target = _aten.zeros.default
+    for node in [node for node in graph.nodes if _copies_and_writes(node) and _is_expanded(node.args[0])]:
+        with graph.inserting_before(node):
+            whole = graph.call_function(
+                _aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+            )
+        node.args = (whole, *node.args[1:])
+    module.recompile()
+
+
+def _copies_and_writes(node: Node) -> bool:
+    """Whether an operation has a variant that works in place on its first argument at given places."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    return name.removeprefix("aten::").startswith(_WRITERS)
+
+
+def _is_expanded(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, Tensor):
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _compute_once(graph: Graph) -> None:
+    """Use the first of several operations that compute the same."""
+    known: dict[Any, Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or _returned(node):
+            continue
+        key = repr((node.target, node.args, sorted(node.kwargs.items())))
+        if key in known:
+            node.replace_all_uses_with(known[key])
+            graph.erase_node(node)
+        else:
+            known[key] = node
+
+
+def _fold(module: GraphModule, values: dict[Node, Any]) -> None:
+    """Compute now what depends on these values and on shapes alone, and leave out factors of one."""
+    graph, given = module.graph, set(values)
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if _is_known(node, values):
+            with torch.no_grad():
+                values[node] = _evaluated(node, values)
+        elif (dim := _added_along(node, values)) is not None:
+            _add_along(graph, node, dim)
+        elif (same := _unchanged(node, values)) is not None and not _returned(node):
+            node.replace_all_uses_with(same)
+    for node in [node for node in values if node not in given]:
+        if isinstance(values[node], Tensor) and any(user not in values for user in node.users):
+            name = f"folded_{node.name}"
+            module.register_buffer(name, values[node], persistent=False)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(name))
+
+
+def _is_known(node: Node, values: Mapping[Node, Any]) -> bool:
+    """Whether a node is a number that does not depend on the arguments."""
+    if (node.target in _SHAPES_ALONE and _like(node.args[0], node.args[0])) or _is_power(node, 0):
+        return True
+    return bool(node.all_input_nodes) and all(source in values for source in node.all_input_nodes)
+
+
+def _evaluated(node: Node, values: Mapping[Node, Any]) -> Any:
+    if all(source in values for source in node.all_input_nodes):
+        return node.target(*map_arg(node.args, values.get), **map_arg(node.kwargs, values.get))  # type: ignore[operator]
+    like = node.args[0].meta["val"]  # type: ignore[union-attr]
+    anything = torch.ones(like.shape, dtype=like.dtype, device=like.device)
+    return node.target(anything, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+
+
+def _unchanged(node: Node, values: Mapping[Node, Any]) -> Node | None:
+    """What a node is equal to, if it is a factor of one, or a power of one, of it."""
+    if _is_power(node, 1):
+        return node.args[0]  # type: ignore[return-value]
+    if node.target not in _PRODUCTS or len(node.args) != 2:
+        return None
+    for factor, other in (node.args[::-1], node.args):
+        if isinstance(other, Node) and _is_one(factor, values) and _like(node, other):
+            if node.target in (_aten.div.Tensor, _aten.div.Scalar) and factor is node.args[0]:
+                continue
+            return other
+    return None
+
+
+def _added_along(node: Node, values: Mapping[Node, Any]) -> int | None:
+    """The axis along which an operation adds up, at places that are known and not counted from the end.
+
+    A gradient of `x[index]` is written by torch as the general `index_put`, which takes three times as long.
+    """
+    if node.target is not _aten.index_put.default or len(node.args) < 4 or node.args[3] is not True:
+        return None
+    target, indices, source, _ = node.args
+    used = [(dim, index) for dim, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    if len(used) != 1 or not _like(node, target) or not _like(source, source):
+        return None
+    (dim, index), shapes = used[0], (target.meta["val"].shape, source.meta["val"].shape)  # type: ignore[union-attr]
+    places = values.get(index)
+    if not isinstance(places, Tensor) or places.dtype != torch.int64 or places.dim() != 1:
+        return None
+    whole = (*shapes[0][:dim], len(places), *shapes[0][dim + 1 :])
+    return dim if tuple(shapes[1]) == whole and bool((places >= 0).all()) else None
+
+
+def _add_along(graph: Graph, node: Node, dim: int) -> None:
+    target, indices, source, _ = node.args
+    with graph.inserting_before(node):
+        arguments = (target, dim, indices[dim], source)  # type: ignore[index]
+        added = graph.call_function(_aten.index_add.default, arguments)
+    added.meta.update(node.meta)
+    node.replace_all_uses_with(added)
+
+
+def _is_power(node: Node, exponent: int) -> bool:
+    return node.target is _POWER and bool(node.args[1] == exponent) and _like(node, node.args[0])
+
+
+def _is_one(factor: Any, values: Mapping[Node, Any]) -> bool:
+    if isinstance(factor, Node):
+        value = values.get(factor)
+        return isinstance(value, Tensor) and value.numel() > 0 and bool((value == 1).all())
+    return isinstance(factor, int | float) and factor == 1
+
+
+def _like(node: Any, other: Any) -> bool:
+    """Whether two nodes are known to have the same shape and dtype."""
+    mine, theirs = (each.meta.get("val") if isinstance(each, Node) else None for each in (node, other))
+    if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+        return False
+    return mine.shape == theirs.shape and mine.dtype == theirs.dtype
+
+
+def _returned(node: Node) -> bool:
+    """Whether a node, or a view of it, is a result, which has to be a tensor of its own."""
+    return any(user.op == "output" or (_is_view(user.target) and _returned(user)) for user in node.users)
+
+
+def keep_apart(graph: Graph, constants: set[Node]) -> None:
+    """Copy results that are views of a constant: the caller may change them."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    with graph.inserting_before(output):
+        results = [
+            graph.call_function(_aten.clone.default, (node,)) if _viewed(node) in constants else node
+            for node in output.args[0]
+        ]
+    output.args = (results,)
+
+
+def _viewed(node: Node) -> Node:
+    """What this is a view of, or the node itself."""
+    while node.op == "call_function" and (node.target is getitem or _is_view(node.target)):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_view(operation: Any) -> bool:
+    returns = operation._schema.returns if hasattr(operation, "_schema") else ()
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)

@@ -1,0 +1,187 @@
+"""Large inputs of a check, made again: as they were made, if that is known, else from a file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from covector._chart import is_strided
+
+# Of how many numbers draws are repeated, in all, to see whether they made the inputs: a fifth of a second.
+_MANY = 10**7
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that goes by a name, and the lines that make it if they are known."""
+
+    name: str
+    value: Tensor
+    made: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, self.value.shape)) or "a scalar"
+        layout = "" if is_strided(self.value) else f", {self.value.layout}"
+        return f"{self.name}: {self.value.dtype}, {shape}{layout}"
+
+
+def known_inputs(tensors: Mapping[str, Tensor]) -> tuple[Input, ...]:
+    """The tensors in the order of their making, with the lines that make them if these are known.
+
+    They are, if numbers are regular, or if the seed that was set last leads to them, to the last bit.
+    """
+    draws, known = _Draws(torch.initial_seed()), []
+    pending = {name: value for name, value in tensors.items() if _can_be_drawn(value)}
+    for name, value in list(pending.items()):
+        if line := _regular(value):
+            known.append(Input(name, pending.pop(name), (f"{name} = {line}",)))
+    while (found := draws.next_of(pending)) is not None:
+        name, lines = found
+        known.append(Input(name, pending.pop(name), (*lines[:-1], f"{name} = {lines[-1]}")))
+    drawn = {given.name for given in known}
+    return (*known, *(Input(name, value) for name, value in tensors.items() if name not in drawn))
+
+
+# The dtypes that torch draws random numbers in.
+_DRAWN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64)
+
+
+def _can_be_drawn(value: Tensor) -> bool:
+    return (
+        type(value) is Tensor
+        and is_strided(value)
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and not value.is_conj()
+        and value.dtype in _DRAWN
+        and value.numel() > 0
+    )
+
+
+def _regular(value: Tensor) -> str:
+    """How a tensor is made whose numbers are all the same, or evenly spaced; to the last bit."""
+    flat, grad = value.detach().flatten(), ", requires_grad=True" if value.requires_grad else ""
+    first, last = flat[0].item(), flat[-1].item()
+    if not bool(flat.isfinite().all()):
+        return ""
+    if bool((flat == flat[0]).all()):
+        return f"torch.full({tuple(value.shape)}, {first!r}, dtype={value.dtype}{grad})"
+    if value.dim() != 1 or value.is_complex():
+        return ""
+    if not torch.equal(torch.linspace(first, last, len(flat), dtype=value.dtype), flat):
+        return ""
+    return f"torch.linspace({first!r}, {last!r}, {len(flat)}, dtype={value.dtype}{grad})"
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """A way to make a tensor from random numbers: what is called, and how that is written."""
+
+    call: Callable[[Tensor, torch.Generator], Tensor]
+    text: Callable[[Tensor], str]
+
+
+def _plain(value: Tensor) -> str:
+    grad = ", requires_grad=True" if value.requires_grad else ""
+    return f"({tuple(value.shape)}, dtype={value.dtype}{grad})"
+
+
+def _double(value: Tensor) -> str:
+    grad = ".requires_grad_()" if value.requires_grad else ""
+    return f"({tuple(value.shape)}).double(){grad}"
+
+
+# The draws that are tried. Numbers that are drawn in float32 and made double are a frequent way to write it.
+_DRAWS = (
+    _Draw(
+        lambda x, g: torch.randn(x.shape, dtype=x.dtype, generator=g),
+        lambda x: f"torch.randn{_plain(x)}",
+    ),
+    _Draw(
+        lambda x, g: torch.rand(x.shape, dtype=x.dtype, generator=g),
+        lambda x: f"torch.rand{_plain(x)}",
+    ),
+    _Draw(
+        lambda x, g: torch.randn(x.shape, dtype=torch.float32, generator=g).double(),
+        lambda x: f"torch.randn{_double(x)}",
+    ),
+    _Draw(
+        lambda x, g: torch.rand(x.shape, dtype=torch.float32, generator=g).double(),
+        lambda x: f"torch.rand{_double(x)}",
+    ),
+)
+
+
+class _Draws:
+    """The random numbers after a seed, as far as they were used."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generator = torch.Generator()
+        self.started = False
+        self.left = _MANY
+
+    def next_of(self, tensors: Mapping[str, Tensor]) -> tuple[str, tuple[str, ...]] | None:
+        """The tensor that the next draw made, and the lines that make it."""
+        for fresh in (False, True) if self.started else (True,):
+            for (name, value), draw in itertools.product(tensors.items(), _DRAWS):
+                if self._makes(value, draw, fresh):
+                    seeded = (f"torch.manual_seed({self.seed})",) if fresh else ()
+                    return name, (*seeded, draw.text(value))
+        return None
+
+    def _makes(self, value: Tensor, draw: _Draw, fresh: bool) -> bool:
+        """Whether a draw makes a tensor; if it does, the next goes on after it."""
+        self.left -= value.numel()
+        if self.left < 0:
+            return False
+        before = self.generator.get_state()
+        if fresh:
+            self.generator.manual_seed(self.seed)
+        drawn = draw.call(value, self.generator)
+        if drawn.dtype == value.dtype and torch.equal(drawn, value.detach()):
+            self.started = True
+            return True
+        self.generator.set_state(before)
+        return False
+
+
+def save(inputs: tuple[Input, ...], path: Path) -> bool:
+    """Save tensors as arrays; False if there are none, or one that an array cannot hold."""
+    if not inputs or not all(_is_array(given.value) for given in inputs):
+        return False
+    arrays: dict[str, Any] = {given.name: _array(given.value) for given in inputs}
+    numpy.savez_compressed(path, **arrays)
+    return True
+
+
+def loaded(given: Input) -> tuple[str, ...]:
+    """The line that takes a tensor from what was saved."""
+    cast = "" if _has_array_dtype(given.value) else f".to({given.value.dtype})"
+    grad = ".requires_grad_()" if given.value.requires_grad else ""
+    return (f"{given.name} = torch.from_numpy(saved[{given.name!r}]){cast}{grad}",)
+
+
+def _is_array(value: Tensor) -> bool:
+    return is_strided(value) and value.device.type == "cpu"
+
+
+def _has_array_dtype(value: Tensor) -> bool:
+    """Whether numpy has the dtype; it lacks those of less than half precision, and bfloat16."""
+    return value.dtype not in (torch.bfloat16, torch.complex32) and value.element_size() > (
+        1 if value.is_floating_point() else 0
+    )
+
+
+def _array(value: Tensor) -> Any:
+    value = value.detach().resolve_conj().resolve_neg()
+    if not _has_array_dtype(value):
+        value = value.to(torch.complex64 if value.is_complex() else torch.float32)
+    return value.numpy()

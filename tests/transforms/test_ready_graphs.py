@@ -1,0 +1,106 @@
+"""Graphs made ready: a replayed program computes what the function does, with fewer operations."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import covector
+from covector._engine.ready import short, written_out
+
+X = torch.tensor([0.5, -1.0, 2.0, 1.5, -0.3], dtype=torch.float64)
+INDEX = torch.tensor([0, 3, 3, 1])
+WEIGHTS = torch.arange(5, dtype=torch.float64)
+put = torch.ops.aten.index_put
+
+
+def in_place(x):
+    y = WEIGHTS.clone()
+    y.add_(x)
+    return y * 1
+
+
+FUNCTIONS = {
+    "constants alone": lambda x: (WEIGHTS * 2).sin() + 1,
+    "constants and the argument": lambda x: (WEIGHTS * 2).sin() * x,
+    "a factor of one": lambda x: (x * 1).sin() * torch.ones_like(x) + x,
+    "one over": lambda x: 1 / (x / 1),
+    "one times an integer": lambda x: (x.long() * 1.0) / 2,
+    "powers": lambda x: (x**1).sin() + (x.log() ** 0) * x,
+    "twice the same": lambda x: x.sin() * x.sin() + x[1:].sum() * x[1:].sum(),
+    "a view of a constant": lambda x: (WEIGHTS[1:3], x),
+    "the argument itself": lambda x: x * 1,
+    "in place": in_place,
+    "zeros": lambda x: torch.zeros_like(x).index_add(0, INDEX, x[:4]),
+    "a gradient of an index": lambda x: put(x.new_zeros(2, 5), [None, INDEX], x.new_ones(2, 1) * x[:4], True),
+    "an index from the end": lambda x: x.new_zeros(5).index_put((INDEX - 5,), x[:4], accumulate=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_short_program_computes_the_same(name):
+    """To the last bit; also after its results, which belong to the caller, were changed."""
+    function = FUNCTIONS[name]
+    fast = covector.compile(function, backend="replay")
+    for x in (X, X.flip(0) - 1):
+        for _ in range(2):
+            kept = x.clone()
+            results, expected = fast(kept), function(x)
+            torch.testing.assert_close(results, expected, rtol=0, atol=0, equal_nan=True)
+            for result in results if isinstance(results, tuple) else (results,):
+                if result is not kept:
+                    result.fill_(7.0)
+
+
+def operations(module):
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("constants alone", 1), ("constants and the argument", 1), ("a factor of one", 2),
+                       ("powers", 2), ("a gradient of an index", 3), ("in place", 3)],
+)  # fmt: skip
+def test_what_is_left_out(name, left):
+    def on_constants(x, weights, index):
+        replaced = {"WEIGHTS": weights, "INDEX": index}
+        function = FUNCTIONS[name]
+        return [type(function)(function.__code__, globals() | replaced)(x)]
+
+    module = make_fx(on_constants, tracing_mode="real")(X, WEIGHTS, INDEX)
+    shortened = short(module, {1: WEIGHTS, 2: INDEX})
+    expected = FUNCTIONS[name](X)
+    assert torch.equal(shortened(X, WEIGHTS, INDEX)[0].nan_to_num(), expected.nan_to_num())
+    assert len(operations(shortened)) <= left, shortened.code
+    assert ("aten.index_add.default" in operations(shortened)) == (name == "a gradient of an index")
+
+
+def test_the_constant_part_of_a_sparse_jacobian_is_computed_once():
+    """A linear function has no other part: nothing is left but to hand out a copy."""
+    plan = covector.jacobian_plan(lambda x: x.roll(1) - 2 * x + x.roll(-1), torch.rand(12))
+    fast, x = plan.compile("replay"), torch.rand(12)
+    first = fast(x).values()
+    first.fill_(7.0)
+    assert torch.equal(fast(x).values(), plan(x).values())
+
+
+def test_every_tensor_has_a_place_for_the_compiler():
+    """Zeros of forward mode and expanded tensors, into which `index_add` writes."""
+
+    def pushed(tangents):
+        zeros = torch.ops.aten._efficientzerotensor([5], dtype=torch.float64).clone()
+        return zeros.expand(2, 5).index_add(1, INDEX, tangents)
+
+    tangents = torch.rand(2, 4, dtype=torch.float64)
+    module = make_fx(pushed, tracing_mode="real")(tangents)
+    written_out(module)
+    assert "aten._efficientzerotensor.default" not in operations(module)
+    assert operations(module)[-2:] == ["aten.clone.default", "aten.index_add.default"]
+    assert torch.equal(module(tangents), pushed(tangents))
+
+
+@pytest.mark.sweep
+def test_forward_mode_through_index_add_compiles():
+    def flow(x):
+        return torch.zeros_like(x).index_add(0, INDEX, (x[:4] - x[1:]).tanh())
+
+    plan = covector.jacobian_plan(flow, X, mode="forward")
+    torch.testing.assert_close(plan.compile("inductor")(X).values(), plan(X).values())
