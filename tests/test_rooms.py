@@ -20,6 +20,7 @@ ROOMS = [
     "_chart",
     "_engine",
     "_images",
+    "_tasks",
     "_linear",
     "transforms",
     "functional",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +12,17 @@ from torch import Tensor
 from covector._engine import levels, scopes
 
 Tensors = list[Tensor]
+
+
+class Directions(Protocol):
+    """Directions that are made when they are needed."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> Tensors:
+        """Directions start..stop, stacked along a new first axis."""
 
 
 class Pace(Protocol):

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Repeated, real_dtype
+from covector._chart import Chart, real_dtype
 from covector._engine import forward, levels, messages, reverse, scopes
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import tracing
 from covector._engine.constants import without_zeros
 from covector._engine.watch import always_recording
-from covector._images import Gathered, Pace, Steady, Tensors, joined, released
+from covector._images import Directions, Gathered, Pace, Steady, Tensors, joined, released
 from covector._tree import Arguments, Evaluation
 from covector.errors import (
     BatchingWarning,
@@ -78,7 +78,7 @@ class LinearMap:
 
     def matrix(
         self,
-        over: Chart | Repeated,
+        over: Directions,
         *,
         chunk_size: int | None,
         randomness: str,

@@ -38,10 +38,13 @@ __all__ = [
     "PrecisionWarning",
     "RandomnessError",
     "ResourceError",
+    "ResumeError",
+    "SendError",
     "StrictError",
     "UnsteadyOutputError",
     "UnsupportedError",
     "UntraceableError",
+    "WorkerError",
 ]
 
 
@@ -159,6 +162,18 @@ class UntraceableError(UnsupportedError, RuntimeError):
 
 class CompiledMismatchError(CovectorError, RuntimeError):
     """A compiled function gave another result than the function itself."""
+
+
+class SendError(CovectorError, TypeError):
+    """The caller's function, or what it captures, cannot be sent to another process; the text names it."""
+
+
+class WorkerError(CovectorError, RuntimeError):
+    """The workers of an executor were lost, or it takes no tasks."""
+
+
+class ResumeError(CovectorError, ValueError):
+    """What a file holds was begun by another call, or is damaged, so it cannot be continued."""
 
 
 class CovectorWarning(UserWarning):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Repeated
+from covector._chart import Chart
 from covector._engine import reverse
+from covector._images import Directions
 from covector._linear import LinearMap
 from covector._tree import Evaluation
 from covector.functional._door import Call, Tensors, check_reached
@@ -61,14 +62,14 @@ class Rows(LinearMap):
             check_reached(self._call, pulled, *self._names)
         return self._recording.filled(pulled)
 
-    def matrix(self, over: Chart | Repeated, **how: Any) -> Tensors:
+    def matrix(self, over: Directions, **how: Any) -> Tensors:
         """The images of the basis; connected to the inputs where single images are, if that is asked for."""
         rows = super().matrix(over, **how)
         if self._call.create_graph and self._lost_graph(over, rows):
             return super().matrix(over, **{**how, "chunk_size": 1})
         return rows
 
-    def _lost_graph(self, over: Chart | Repeated, rows: Tensors) -> bool:
+    def _lost_graph(self, over: Directions, rows: Tensors) -> bool:
         """Whether a batch depends on nothing where a single row does: some batching rules drop an operand."""
         if all(stack.requires_grad for stack in rows) or over.size == 0:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +27,7 @@ from covector.transforms._question import Coordinates, Problem, Question, Reques
 
 Choose = Callable[[int, int], tuple[str, str]]
 
-_ASKED = "it was asked for"
+ASKED = "it was asked for"
 
 
 class Derived(NamedTuple):
@@ -62,11 +63,23 @@ def jacobian_of(
         if found is not None:
             return found
     question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
+    if request.work is not None:
+        return _in_blocks(question, args, kwargs)
     if run is not None:
         evaluation = evaluated(caller, run.returned, question.accept, has_aux=False)
         pullback = Pullback.of(caller, run.recording(evaluation))
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
+
+
+def _in_blocks(question: Question, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Plan]:
+    """The Jacobian by blocks; the array that was written, or the result as any other call gives it."""
+    from covector.transforms._blocks import derive_in_blocks
+
+    found = derive_in_blocks(question, args, kwargs, attrgetter("problem"), by_sizes)
+    if found.derived is None:
+        return found.array, found.plan
+    return question.answer(found.derived.flat(), found.derived.evaluation, order=1), found.plan
 
 
 def _short_run(caller: Caller, request: Request, args: Sequence[Any], *, copies: bool) -> ShortRun | None:
@@ -85,7 +98,7 @@ def _short_rows(run: ShortRun, request: Request) -> tuple[Tensor, Plan] | None:
     if shown is None:
         return None
     outputs, inputs = shown.numel(), run.variables[0].numel()
-    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, _ASKED)
+    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, ASKED)
     rows = run.rows(shown) if mode == "reverse" else None
     return None if rows is None else (rows, Plan(mode, outputs, inputs, outputs, reason))
 
@@ -97,26 +110,26 @@ def derive(
     if request.max_memory is not None:
         return _within_memory(problem, request, choose)
     if request.mode == "forward":
-        return _by_columns(problem, request, _ASKED)
+        return by_columns(problem, request, ASKED)
     if pullback is None:
         pullback = problem.pullback()
     outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     if request.mode == "reverse":
-        return _by_rows(problem, pullback, outputs, inputs, request, _ASKED)
+        return by_rows(problem, pullback, outputs, inputs, request, ASKED)
     mode, reason = choose(outputs.size, inputs.size)
     if mode == "forward":
         if choose is by_sizes and worth_a_trial(outputs.size, inputs.size) and not levels.active():
             mode, reason = _by_trial(problem, pullback, outputs, inputs)
         if mode == "forward":
             try:
-                return _by_columns(problem, request, reason, go_around=False)
+                return by_columns(problem, request, reason, go_around=False)
             except NoForwardRule as missing:
                 reason = f"torch has no forward-mode rule for {missing}"
             except UnsupportedError as error:
                 reason = f"forward mode did not do: {first_sentence(error)}"
             except RandomnessError:
                 reason = "the function draws random numbers, which reverse mode does once"
-    return _by_rows(problem, pullback, outputs, inputs, request, reason)
+    return by_rows(problem, pullback, outputs, inputs, request, reason)
 
 
 def _by_trial(
@@ -142,7 +155,7 @@ def _seconds_per_direction(derivative: LinearMap, over: Coordinates) -> float:
     return (perf_counter() - start) / count
 
 
-def _by_rows(
+def by_rows(
     problem: Problem,
     pullback: LinearMap,
     outputs: Coordinates,
@@ -171,16 +184,18 @@ def _row_block(stack: Tensor, place: AnyPlace, samples: Samples | None) -> Tenso
     return stack if len(place.shape) == 1 else stack.reshape((*place.shape, *stack.shape[1:]))
 
 
-def _by_columns(
+def by_columns(
     problem: Problem,
     request: Request,
     reason: str,
     pace: Budget | None = None,
     *,
     go_around: bool = True,
+    forward: LinearMap | None = None,
 ) -> Derived:
     """The Jacobian by forward mode."""
-    forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=go_around)
+    if forward is None:
+        forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=go_around)
     inputs = problem.inputs()
     # Inside a batch an in-place operation needs tangents that belong to the batch.
     like = problem.arguments.primals() if levels.active() else None
@@ -227,7 +242,7 @@ def _within_memory(problem: Problem, request: Request, choose: Choose) -> Derive
     if needed > request.max_memory:
         first, reason = "forward", f"a graph of up to {in_units(needed)} would not fit"
     order = {"forward": ("forward", "reverse"), "reverse": ("reverse", "forward")}[first]
-    modes = [(mode, reason) for mode in order] if request.mode == "auto" else [(request.mode, _ASKED)]
+    modes = [(mode, reason) for mode in order] if request.mode == "auto" else [(request.mode, ASKED)]
     obstacles: list[Exception] = []
     for mode, why in modes:
         why = f"{first} mode did not do: {obstacles[0]}" if obstacles else why
@@ -235,7 +250,7 @@ def _within_memory(problem: Problem, request: Request, choose: Choose) -> Derive
             if mode == "reverse":
                 return _rows_within_memory(problem, request, why)
             pace = Budget(problem.caller, request.max_memory, request.chunk_size)
-            return _by_columns(problem, request, why, pace, go_around=request.mode != "auto")
+            return by_columns(problem, request, why, pace, go_around=request.mode != "auto")
         except (BudgetError, NoForwardRule, RandomnessError, UnsupportedError) as obstacle:
             obstacles.append(obstacle)
     raise next((o for o in obstacles if isinstance(o, BudgetError)), obstacles[0])
@@ -252,7 +267,7 @@ def _rows_within_memory(problem: Problem, request: Request, reason: str) -> Deri
         )
     pace = Budget(problem.caller, left, request.chunk_size)
     outputs = problem.outputs(pullback.evaluation.outputs)
-    return _by_rows(problem, pullback, outputs, problem.inputs(), request, reason, pace)
+    return by_rows(problem, pullback, outputs, problem.inputs(), request, reason, pace)
 
 
 def _size_up(problem: Problem, request: Request) -> tuple[Coordinates, int]:

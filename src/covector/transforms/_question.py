@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from covector._engine.reverse import Run
 from covector._engine.tensors import refuses_writes
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
-from covector.errors import Caller
+from covector.errors import ArgumentValueError, Caller
 from covector.transforms._batch import Samples, check_batch_dim, check_samples
 from covector.transforms._complex import RealForm, check_convention, check_dtypes
 from covector.transforms._door import (
@@ -27,6 +27,9 @@ from covector.transforms._door import (
     runner,
 )
 from covector.transforms._plan import check_mode, memory_limit
+
+if TYPE_CHECKING:
+    from covector._tasks.work import Work
 
 Coordinates = Chart | Repeated
 
@@ -43,6 +46,7 @@ class Request(NamedTuple):
     max_memory: Any = None
     batch_dim: int | None = None
     complex: str | None = None
+    work: Work | None = None
 
     def checked(self, verb: str) -> Request:
         """This request, if its values make sense, with the memory limit in bytes."""
@@ -53,6 +57,19 @@ class Request(NamedTuple):
         if self.max_memory is None:
             return self
         return self._replace(max_memory=memory_limit(verb, self.max_memory))
+
+    def working(self, verb: str, executor: Any, out: Any) -> Request:
+        """This request, in blocks if there is an executor that computes them or a place to write them to."""
+        if executor is None and out is None:
+            return self
+        from covector._tasks.work import work_of
+
+        if out is not None and (self.has_aux or self.batch_dim is not None or self.complex is not None):
+            raise ArgumentValueError(
+                f"{verb}: out takes one real matrix, so it does not go with has_aux, batch_dim or complex. "
+                "Leave out away, or these."
+            )
+        return self._replace(work=work_of(verb, executor, out))
 
     def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether nothing more is asked for than rows by one of several tensors."""

@@ -26,6 +26,8 @@ def jacobian(
     batch_dim: int | None = None,
     complex: str | None = None,
     randomness: str = "error",
+    executor: Any = None,
+    out: Any = None,
 ) -> Callable[..., Any]:
     """The Jacobian of a function, by the mode that suits its sizes.
 
@@ -49,6 +51,12 @@ def jacobian(
             that the function is holomorphic. "wirtinger": the pair `(dz, dz_conj)` for each complex
             input. "real": the derivatives of `view_as_real(y)` by `view_as_real(z)`.
         randomness: what a random operation inside a batch does: "error", "same" or "different".
+        executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor` or `client.get_executor()`
+            of Dask, that computes blocks of `chunk_size` rows or columns, each with a run of the function;
+            `max_memory` then holds for each worker. The result carries no graph.
+        out: where the matrix is written, block by block, with a row for each element of the output and a
+            column for each of the input: an array, or a path that ends in ".npy" or ".zarr", which is
+            returned opened. A path continues where an earlier call with the same arguments was stopped.
 
     Returns:
         A function whose result is a tree like the output, in which each tensor y is replaced by a
@@ -61,6 +69,9 @@ def jacobian(
         OutputError: `func` returned something that cannot be differentiated, or is not what
             `batch_dim` or `complex` say it is.
         BudgetError: the result, or the work for a single row or column, exceeds `max_memory`.
+        SendError: the function, or what it captures, cannot be sent to the workers of `executor`.
+        WorkerError: these were lost.
+        ResumeError: the file at `out` was begun by another call, or is damaged.
 
     Example:
         >>> import torch, covector
@@ -73,9 +84,11 @@ def jacobian(
         reverse mode: 2 rows of 2 x 1, 2 at once, because 2 outputs are too few for forward mode to pay
     """
     caller = check_function("jacobian", func)
-    request = Request(
-        argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
-    ).checked("jacobian")
+    request = (
+        Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
+        .checked("jacobian")
+        .working("jacobian", executor, out)
+    )
 
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
         return _answered(caller, request, args, kwargs, jacobian_fn, value=False)
@@ -84,6 +97,7 @@ def jacobian(
         return jacobian(
             func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
             has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+            executor=executor, out=out,
         )  # fmt: skip
 
     return _planless(named_after(jacobian_fn, like=func), by_mode if mode == "auto" else None)
@@ -102,10 +116,11 @@ def value_and_jacobian(
     batch_dim: int | None = None,
     complex: str | None = None,
     randomness: str = "error",
+    executor: Any = None,
 ) -> Callable[..., Any]:
     """The value of a function together with its Jacobian, from the same run.
 
-    Takes what `jacobian` takes. The result is `(value, jacobian)`, or `(value, jacobian, aux)` with
+    Takes what `jacobian` takes but `out`. The result is `(value, jacobian)`, or `(value, jacobian, aux)` with
     `has_aux`.
 
     Example:
@@ -115,9 +130,11 @@ def value_and_jacobian(
                 [0., 4.]]))
     """
     caller = check_function("value_and_jacobian", func)
-    request = Request(
-        argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
-    ).checked("value_and_jacobian")
+    request = (
+        Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
+        .checked("value_and_jacobian")
+        .working("value_and_jacobian", executor, None)
+    )
 
     def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
         return _answered(caller, request, args, kwargs, value_and_jacobian_fn, value=True)
@@ -126,6 +143,7 @@ def value_and_jacobian(
         return value_and_jacobian(
             func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
             has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+            executor=executor,
         )  # fmt: skip
 
     return _planless(named_after(value_and_jacobian_fn, like=func), by_mode if mode == "auto" else None)

@@ -1,0 +1,138 @@
+"""Tasks mapped over an executor: a few ahead of what was taken, each result as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from covector._tasks.sending import Answer, Job, Span, answer, packed
+from covector.errors import ArgumentTypeError, Caller, WorkerError, first_sentence, warn
+
+# Tasks that are submitted before the first of them has ended: enough for a machine with many cores.
+_AHEAD = 64
+# Small results may be waited for in larger numbers, as long as all of them fit into this many bytes.
+_IN_FLIGHT = 512 * 2**20
+
+
+class Block(NamedTuple):
+    """The images of some directions, stacked along the first axis."""
+
+    span: Span
+    images: list[Tensor]
+
+
+def check_executor(verb: str, executor: Any) -> None:
+    """`executor` is None, an Executor of concurrent.futures, or a client of Dask's scheduler."""
+    if executor is None or isinstance(executor, Executor) or is_dask_client(executor):
+        return
+    hint = ""
+    if isinstance(executor, type) and issubclass(executor, Executor):
+        hint = f" Make one: {executor.__name__}()."
+    raise ArgumentTypeError(
+        f"{verb}: executor must be a concurrent.futures.Executor (a ProcessPoolExecutor, or "
+        f"client.get_executor() of dask.distributed), got {executor!r} ({type(executor).__name__}).{hint}"
+    )
+
+
+def is_dask_client(executor: Any) -> bool:
+    """Whether this is a `distributed.Client`, which can send the job to its workers once, by itself."""
+    return type(executor).__module__.partition(".")[0] == "distributed" and hasattr(executor, "scatter")
+
+
+def spans(start: int, stop: int, size: int) -> list[Span]:
+    """Directions cut into blocks of this size."""
+    return [Span(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def blocks(executor: Any, job: Job, wanted: Sequence[Span], bytes_each: int) -> Iterator[Block]:
+    """The blocks of a job, in the order in which they come; without an executor, computed here."""
+    if executor is None:
+        yield from (Block(span, job.images(span)) for span in wanted)
+        return
+    told: set[str] = set()
+    ahead = max(_AHEAD, _IN_FLIGHT // max(1, bytes_each))
+    for span, result in mapped(executor, job.caller, *_task(executor, job), wanted, ahead):
+        if isinstance(result, Answer):
+            for category, text in result.warnings:
+                if text not in told:
+                    told.add(text)
+                    warn(text, category)
+            result = [wire.tensor() for wire in result.images]
+        yield Block(span, result)
+
+
+def _task(executor: Any, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What to call with each span, and its leading arguments: threads share the job, others get bytes."""
+    if isinstance(executor, ThreadPoolExecutor):
+        return job.images, ()
+    data = packed(job)
+    if is_dask_client(executor):
+        return answer, (executor.scatter(data, hash=False),)
+    return answer, (data,)
+
+
+def mapped(
+    executor: Any,
+    caller: Caller | str,
+    call: Callable[..., Any],
+    leading: tuple[Any, ...],
+    pieces: Sequence[Any],
+    ahead: int,
+) -> Iterator[tuple[Any, Any]]:
+    """Each piece with what `call(*leading, piece)` returned for it, as they come."""
+    if is_dask_client(executor):
+        executor = executor.get_executor(pure=False)
+    waiting = list(reversed(pieces))
+    running: dict[Future[Any], Any] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < ahead:
+                piece = waiting.pop()
+                running[_submitted(executor, caller, call, (*leading, piece))] = piece
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), _result(future, caller)
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _submitted(
+    executor: Any, caller: Caller | str, call: Callable[..., Any], args: tuple[Any, ...]
+) -> Future[Any]:
+    try:
+        return executor.submit(call, *args)
+    except BrokenExecutor as error:
+        raise _lost(caller, error) from error
+    except RuntimeError as error:
+        raise WorkerError(f"{caller}: the executor takes no tasks: {first_sentence(error)}.") from error
+
+
+def _result(future: Future[Any], caller: Caller | str) -> Any:
+    try:
+        return future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        raise _lost(caller, error) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "distributed":
+            raise _lost(caller, error) from error
+        raise
+
+
+def _lost(caller: Caller | str, error: BaseException) -> WorkerError:
+    return WorkerError(
+        f"{caller}: the executor lost its workers (killed, out of memory, or shut down): "
+        f"{type(error).__name__}: {first_sentence(error)}. Make a new executor and call again; blocks that "
+        "were written to out=PATH are not computed twice."
+    )

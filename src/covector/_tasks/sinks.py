@@ -1,0 +1,231 @@
+"""Where the blocks of a matrix go: an array of the caller's, or a file that can be continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from covector._tasks.manifest import Manifest, read
+from covector._tasks.mapping import Block, spans
+from covector._tasks.sending import Span
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, ResumeError
+
+_SUFFIXES = (".npy", ".zarr")
+
+
+class Sink(Protocol):
+    """Takes blocks, in any order."""
+
+    array: Any
+
+    def missing(self) -> list[Span]:
+        """The blocks that it does not have."""
+
+    def finished(self) -> Span | None:
+        """A block that it has from before, to be computed again and compared."""
+
+    def take(self, block: Block) -> None:
+        """Write a block."""
+
+
+def check_out(verb: str, out: Any) -> None:
+    """`out` is a path of a known kind, or something like an array."""
+    if isinstance(out, str | Path):
+        if Path(out).suffix not in _SUFFIXES:
+            raise ArgumentValueError(
+                f"{verb}: out={str(out)!r} must end in .npy (a memory-mapped NumPy file) or "
+                ".zarr (a Zarr array)."
+            )
+    elif not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__")) or torch.is_tensor(out):
+        raise ArgumentTypeError(
+            f"{verb}: out must be a path or an array (numpy.memmap, zarr.Array), got {type(out).__name__}."
+        )
+
+
+def begun(caller: Caller, out: Any) -> Manifest | None:
+    """The manifest of a matrix in a file that exists already."""
+    if not isinstance(out, str | Path):
+        return None
+    path = _manifest_path(Path(out))
+    if path.exists():
+        return read(caller, path)
+    if Path(out).exists():
+        raise ResumeError(
+            f"{caller}: {out} exists, and there is no {path.name} beside it that says what it is. Give "
+            "another path, or delete it."
+        )
+    return None
+
+
+def sink(caller: Caller, out: Any, wanted: Manifest, before: Manifest | None) -> Sink:
+    """Where the blocks of the wanted matrix go; what was begun before is continued."""
+    if not isinstance(out, str | Path):
+        return _Given(caller, out, wanted)
+    return _File(caller, Path(out), wanted, before)
+
+
+class _Given:
+    """An array of the caller's, which is filled."""
+
+    def __init__(self, caller: Caller, array: Any, wanted: Manifest) -> None:
+        _check_array(caller, "out", array, wanted)
+        self.array, self._wanted = array, wanted
+
+    def missing(self) -> list[Span]:
+        """All blocks."""
+        return spans(0, self._wanted.directions, self._wanted.block)
+
+    def finished(self) -> Span | None:
+        """Nothing is known of what it held before."""
+        return None
+
+    def take(self, block: Block) -> None:
+        """Write a block."""
+        self.array[place(self._wanted, block.span)] = as_part(self._wanted, block)
+
+
+class _File:
+    """A matrix in a file, with a manifest beside it that says which blocks are finished.
+
+    A block is written and flushed before the manifest is replaced by one that counts it, so that the process
+    can be killed at any moment: a block that is not counted is computed again.
+    """
+
+    def __init__(self, caller: Caller, path: Path, wanted: Manifest, before: Manifest | None) -> None:
+        self._caller, self._manifest_path = caller, _manifest_path(path)
+        kind = _Zarr if path.suffix == ".zarr" else _Npy
+        if before is None:
+            self._manifest = wanted
+            self._storage: _Npy | _Zarr = kind.made(path, wanted)
+            wanted.write(self._manifest_path)
+        else:
+            _require_same(caller, path, wanted, before)
+            self._manifest = before
+            self._storage = _opened(kind, caller, path)
+            _check_array(caller, str(path), self._storage.array, wanted)
+        self.array = self._storage.array
+
+    def missing(self) -> list[Span]:
+        """The blocks that are not finished."""
+        block = self._manifest.block
+        return [piece for gap in self._manifest.missing() for piece in spans(*gap, block)]
+
+    def finished(self) -> Span | None:
+        """The last of the blocks that were finished before."""
+        done = self._manifest.finished
+        if not done:
+            return None
+        start = done[-1].start
+        return spans(start, done[-1].stop, self._manifest.block)[-1]
+
+    def take(self, block: Block) -> None:
+        """Write a block, and count it once it is there."""
+        self.array[place(self._manifest, block.span)] = as_part(self._manifest, block)
+        self._storage.flush()
+        self._manifest = self._manifest.with_finished(block.span)
+        self._manifest.write(self._manifest_path)
+
+
+class _Npy(NamedTuple):
+    """A NumPy file, memory-mapped; a block lies in one piece."""
+
+    array: Any
+
+    @classmethod
+    def made(cls, path: Path, wanted: Manifest) -> _Npy:
+        by_columns = wanted.mode == "forward"
+        make = np.lib.format.open_memmap
+        return cls(make(path, "w+", np.dtype(wanted.dtype), wanted.shape, fortran_order=by_columns))
+
+    @classmethod
+    def opened(cls, path: Path) -> _Npy:
+        return cls(np.lib.format.open_memmap(path, "r+"))
+
+    def flush(self) -> None:
+        self.array.flush()
+
+
+class _Zarr(NamedTuple):
+    """A Zarr array whose chunks are the blocks; Zarr moves each into place when it is complete."""
+
+    array: Any
+
+    @classmethod
+    def made(cls, path: Path, wanted: Manifest) -> _Zarr:
+        rows, columns = wanted.shape
+        chunk = (rows, wanted.block) if wanted.mode == "forward" else (wanted.block, columns)
+        chunks = tuple(max(1, min(*pair)) for pair in zip(chunk, wanted.shape, strict=True))
+        zarr = _zarr()
+        return cls(zarr.create_array(store=str(path), shape=wanted.shape, chunks=chunks, dtype=wanted.dtype))
+
+    @classmethod
+    def opened(cls, path: Path) -> _Zarr:
+        return cls(_zarr().open_array(str(path), mode="r+"))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError as error:
+        raise ArgumentValueError(
+            "out=...zarr needs the package zarr: pip install 'covector[dask]'; or give a path in .npy."
+        ) from error
+    return zarr
+
+
+def _opened(kind: type[_Npy] | type[_Zarr], caller: Caller, path: Path) -> _Npy | _Zarr:
+    try:
+        return kind.opened(path)
+    except (OSError, ValueError) as error:
+        raise ResumeError(
+            f"{caller}: {path} cannot be opened, though {_manifest_path(path).name} says that it was begun: "
+            f"{error}. Delete both, or give another path as out."
+        ) from error
+
+
+def _manifest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _require_same(caller: Caller, path: Path, wanted: Manifest, before: Manifest) -> None:
+    """Refuse to continue what another call began."""
+    for name in ("function", "inputs", "shape", "dtype", "mode", "block"):
+        now, then = getattr(wanted, name), getattr(before, name)
+        if now == then:
+            continue
+        shown = "" if name in ("function", "inputs") else f" ({name} {then!r} there, {now!r} here)"
+        what = {"function": "another function", "inputs": "other arguments"}.get(name, f"another {name}")
+        raise ResumeError(
+            f"{caller}: {path} was begun with {what}{shown}, so it cannot be continued by this call. Call it "
+            "as it was called then, or give another path as out."
+        )
+
+
+def _check_array(caller: Caller, name: str, array: Any, wanted: Manifest) -> None:
+    """Refuse an array that is not the matrix."""
+    if tuple(array.shape) != wanted.shape or np.dtype(array.dtype) != np.dtype(wanted.dtype):
+        raise ArgumentValueError(
+            f"{caller}: {name} must be {wanted.shape[0]} x {wanted.shape[1]} (elements of the output, "
+            f"elements of the input) of {wanted.dtype}, got shape {tuple(array.shape)} of {array.dtype}."
+        )
+
+
+def place(matrix: Manifest, span: Span) -> tuple[slice, slice]:
+    """Where a block stands: some rows, or in forward mode some columns."""
+    along, whole = slice(*span), slice(None)
+    return (whole, along) if matrix.mode == "forward" else (along, whole)
+
+
+def as_part(matrix: Manifest, block: Block) -> Any:
+    """The images of a block as the rows or columns that they are."""
+    count = block.span.stop - block.span.start
+    flat = [image.detach().cpu().reshape(count, -1) for image in block.images]
+    flat = [part.float() if part.dtype is torch.bfloat16 else part for part in flat]
+    rows = np.concatenate([part.numpy() for part in flat], axis=1).astype(matrix.dtype, copy=False)
+    return rows.T if matrix.mode == "forward" else rows

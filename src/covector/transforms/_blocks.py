@@ -1,0 +1,309 @@
+"""A derivative in blocks of directions: computed by an executor or here, gathered or written to a file.
+
+A block is a task: it makes the linear map anew, from the function and the point, and applies it to its
+directions. Nothing is kept in a worker between tasks, so that one may be lost or join at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from covector._chart import Repeated
+from covector._engine import levels
+from covector._engine.compiled import tracing
+from covector._engine.memory import Watch
+from covector._images import Gathered, Tensors
+from covector._linear import LinearMap, NoForwardRule, Pushforward
+from covector._tasks.manifest import Manifest
+from covector._tasks.mapping import Block, blocks, spans
+from covector._tasks.parts import fingerprint
+from covector._tasks.progress import progress
+from covector._tasks.sending import Span
+from covector._tasks.sinks import Sink, as_part, begun, place, sink
+from covector._tree import Evaluation, parameter_names
+from covector.errors import (
+    BudgetError,
+    Caller,
+    RandomnessError,
+    ResumeError,
+    UnsupportedError,
+    first_sentence,
+)
+from covector.transforms._derive import ASKED, Choose, Derived, by_columns, by_rows
+from covector.transforms._plan import Budget, Plan, in_units
+from covector.transforms._question import Coordinates, Problem, Question, Request
+
+MakeProblem = Callable[[Question], Problem]
+
+# A block is at most this large, so that some of them fit into any worker and through any connection.
+_BLOCK_BYTES = 32 * 2**20
+# There are at least this many blocks, so that many workers have work and none waits long for the last block.
+_TASKS = 64
+# But none has fewer directions than this, because each costs a run of the function beside its directions.
+_FEWEST = 16
+
+
+@dataclass(frozen=True)
+class MatrixJob:
+    """What it takes to compute any block of a derivative, anywhere."""
+
+    caller: Caller
+    request: Request
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    make: MakeProblem
+    mode: str
+
+    def images(self, span: Span) -> list[Tensor]:
+        """The images of some directions, within the memory limit if there is one."""
+        problem = self.make(Question(self.caller, self.request, self.args, self.kwargs))
+        limit = self.request.max_memory
+        if limit is None:
+            derivative = _linear_map(problem, self.mode)
+            pace = None
+        else:
+            with Watch() as watch:
+                derivative = _linear_map(problem, self.mode)
+            pace = Budget(self.caller, limit - watch.live, None)
+        over = problem.inputs() if self.mode == "forward" else problem.outputs(derivative.evaluation.outputs)
+        part = _Part(over, span)
+        return derivative.matrix(part, chunk_size=None, randomness=self.request.randomness, pace=pace)
+
+    def named(self) -> dict[str, Any]:
+        """The function and the arguments, by their names."""
+        names = [*parameter_names(self.caller.function), *(f"arg{i}" for i in range(len(self.args)))]
+        return {
+            self.caller.name: self.caller.function,
+            **dict(zip(names, self.args, strict=False)),
+            **self.kwargs,
+        }
+
+
+class _Part(NamedTuple):
+    """Some directions of a basis."""
+
+    whole: Coordinates
+    span: Span
+
+    @property
+    def size(self) -> int:
+        return self.span.stop - self.span.start
+
+    def basis(self, start: int, stop: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        return self.whole.basis(self.span.start + start, self.span.start + stop, like)
+
+
+def _linear_map(problem: Problem, mode: str) -> LinearMap:
+    if mode == "forward":
+        return Pushforward(problem.caller, problem.run, problem.arguments)
+    return problem.pullback()
+
+
+class _InBlocks(LinearMap):
+    """The linear map of a job, whose matrix an executor computes; single directions are applied here."""
+
+    label = "in blocks"
+
+    def __init__(self, problem: Problem, evaluation: Evaluation, job: MatrixJob, executor: Any) -> None:
+        super().__init__(problem.caller)
+        self.evaluation = evaluation
+        self._problem, self._job, self._executor = problem, job, executor
+
+    def apply(self, direction: Tensors) -> Tensors:
+        return _linear_map(self._problem, self._job.mode).apply(direction)
+
+    def matrix(self, over: Any, *, chunk_size: int | None, **_: Any) -> Tensors:
+        wanted = spans(0, over.size, chunk_size or over.size) or [Span(0, 0)]
+        gathered = Gathered(over.size)
+        with progress("blocks", len(wanted)) as advance:
+            for block in blocks(self._executor, self._job, wanted, _BLOCK_BYTES):
+                gathered.add(block.span.start, block.images)
+                advance()
+        return gathered.whole()
+
+
+class _Sizes(NamedTuple):
+    """What one run of the function tells: its value, the sides of the matrix, the bytes of a graph."""
+
+    evaluation: Evaluation
+    outputs: Coordinates
+    inputs: Coordinates
+    dtype: torch.dtype
+    graph: int
+
+    @property
+    def direction(self) -> dict[str, int]:
+        """How many bytes the image of one direction has, by mode."""
+        samples = self.inputs.samples if isinstance(self.inputs, Repeated) else 1
+        each = samples * self.dtype.itemsize
+        return {"reverse": self.inputs.size * each, "forward": self.outputs.size * each}
+
+
+class InBlocks(NamedTuple):
+    """A derivative that was computed in blocks: gathered, or as an array that was written."""
+
+    derived: Derived | None
+    array: Any
+    plan: Plan
+
+
+def derive_in_blocks(
+    question: Question, args: Sequence[Any], kwargs: dict[str, Any], make: MakeProblem, choose: Choose
+) -> InBlocks:
+    """The derivative that a question asks for, computed as its request says."""
+    request, work = question.request._replace(work=None), question.request.work
+    assert work is not None
+    caller, problem = question.problem.caller, make(question)
+    _require_top_level(caller)
+    before = begun(caller, work.out)
+    # Before the function runs, which may change what it captures.
+    identity = None if work.out is None else _identity(caller, request, args, kwargs)
+    sizes = _sized(problem, measured=request.max_memory is not None)
+    mode, reason = _mode(problem, request, sizes, before, choose)
+    request = request._replace(chunk_size=_block_size(request, sizes, mode, before))
+    job = MatrixJob(caller, request._replace(chunk_size=None), args, kwargs, make, mode)
+    if identity is not None:
+        matrix = _manifest(identity, mode, request, sizes)
+        target = sink(caller, work.out, matrix, before)
+        _write(job, matrix, target, work.executor, sizes.direction[mode])
+        return InBlocks(
+            None, target.array, Plan(mode, *matrix.shape, matrix.block, reason, request.max_memory)
+        )
+    _require_room(caller, request, sizes)
+    derivative = _InBlocks(problem, sizes.evaluation, job, work.executor)
+    if mode == "forward":
+        derived = by_columns(problem, request, reason, forward=derivative)
+    else:
+        derived = by_rows(problem, derivative, sizes.outputs, sizes.inputs, request, reason)
+    return InBlocks(derived, None, derived.plan)
+
+
+def _require_top_level(caller: Caller) -> None:
+    if tracing() or levels.active():
+        raise UnsupportedError(
+            f"{caller}: blocks are computed outside of other transforms and of torch.compile: their results "
+            "carry no graph. Leave executor and out away here."
+        )
+
+
+def _sized(problem: Problem, *, measured: bool) -> _Sizes:
+    """One run without a graph; one that draws random numbers would differ from block to block."""
+    watch = Watch()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        if measured:
+            with watch:
+                evaluation = problem.run(list(problem.arguments.leaves))
+        else:
+            evaluation = problem.run(list(problem.arguments.leaves))
+        drew = not torch.equal(before, torch.get_rng_state())
+    if drew:
+        raise RandomnessError(
+            f"{problem.caller}: the function draws random numbers, and each block would see its own. Draw "
+            "them before, and pass them as an argument."
+        )
+    dtype = torch.bool
+    for tensor in (*evaluation.outputs, *problem.arguments.primals()):
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return _Sizes(evaluation, problem.outputs(evaluation.outputs), problem.inputs(), dtype, watch.total)
+
+
+def _mode(
+    problem: Problem, request: Request, sizes: _Sizes, before: Manifest | None, choose: Choose
+) -> tuple[str, str]:
+    """By which mode, and why."""
+    if request.mode != "auto":
+        return request.mode, ASKED
+    if before is not None:
+        return before.mode, "the file was begun with it"
+    mode, reason = choose(sizes.outputs.size, sizes.inputs.size)
+    if request.max_memory is not None and sizes.graph > request.max_memory:
+        mode, reason = "forward", f"a graph of up to {in_units(sizes.graph)} would not fit"
+    if mode == "forward":
+        forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
+        try:
+            forward.apply_batch(sizes.inputs.basis(0, 1))
+        except NoForwardRule as missing:
+            return "reverse", f"torch has no forward-mode rule for {missing}"
+        except UnsupportedError as error:
+            return "reverse", f"forward mode did not do: {first_sentence(error)}"
+    return mode, reason
+
+
+def _block_size(request: Request, sizes: _Sizes, mode: str, before: Manifest | None) -> int:
+    """How many directions a block has."""
+    count = sizes.inputs.size if mode == "forward" else sizes.outputs.size
+    if request.chunk_size is not None:
+        return max(1, min(request.chunk_size, count))
+    if before is not None:
+        return before.block
+    allowed = _BLOCK_BYTES if request.max_memory is None else min(_BLOCK_BYTES, request.max_memory)
+    fitting = allowed // max(1, sizes.direction[mode])
+    return max(1, min(max(_FEWEST, -(-count // _TASKS)), fitting, count))
+
+
+def _require_room(caller: Caller, request: Request, sizes: _Sizes) -> None:
+    """Refuse a result that is larger than the memory that is allowed; it could be written to a file."""
+    result = sizes.outputs.size * sizes.direction["reverse"]
+    if request.max_memory is not None and result > request.max_memory:
+        raise BudgetError(
+            f"{caller}: the Jacobian is {sizes.outputs.size} x {sizes.inputs.size} with {in_units(result)}, "
+            f"which is more than max_memory={in_units(request.max_memory)}. Allow more, or write it to a "
+            "file: out='jacobian.npy'."
+        )
+
+
+# Into an array
+
+
+class _Identity(NamedTuple):
+    """Fingerprints of a call."""
+
+    function: str
+    inputs: str
+
+
+def _identity(caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]) -> _Identity:
+    asked = (request.argnums, request.argnames, caller.verb)
+    return _Identity(fingerprint(caller.function), fingerprint((tuple(args), kwargs, asked)))
+
+
+def _manifest(identity: _Identity, mode: str, request: Request, sizes: _Sizes) -> Manifest:
+    """The matrix that a call is to write."""
+    dtype = torch.float32 if sizes.dtype is torch.bfloat16 else sizes.dtype
+    assert request.chunk_size is not None
+    shape = (sizes.outputs.size, sizes.inputs.size)
+    name = str(torch.empty(0, dtype=dtype).numpy().dtype)
+    return Manifest(*identity, mode, shape, name, request.chunk_size)
+
+
+def _write(job: MatrixJob, matrix: Manifest, target: Sink, executor: Any, direction: int) -> None:
+    """The blocks that are missing; of those that are there, one is computed again and compared."""
+    missing, known, size = target.missing(), target.finished(), matrix.block * direction
+    if known is not None:
+        _compare(next(blocks(executor, job, [known], size)), job, matrix, target)
+    done = -(-matrix.directions // matrix.block) - len(missing)
+    with progress("blocks", done + len(missing), done) as advance:
+        for block in blocks(executor, job, missing, size):
+            target.take(block)
+            advance()
+
+
+def _compare(block: Block, job: MatrixJob, matrix: Manifest, target: Sink) -> None:
+    """What was finished before is what this call gives, up to rounding."""
+    again = torch.from_numpy(as_part(matrix, block).copy())
+    there = torch.from_numpy(target.array[place(matrix, block.span)].copy())
+    size = float(again.abs().nan_to_num().max()) if again.numel() else 0.0
+    precision = torch.finfo(again.dtype).eps ** 0.75
+    if not torch.allclose(there, again, rtol=precision, atol=precision * size, equal_nan=True):
+        rows = "columns" if job.mode == "forward" else "rows"
+        raise ResumeError(
+            f"{job.caller}: the {rows} {block.span.start} to {block.span.stop - 1} that are finished in out "
+            "differ from what this call gives there, so it cannot be continued: the function depends on "
+            "something that changed, or the file is damaged. Give another path."
+        )
