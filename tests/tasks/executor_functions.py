@@ -1,7 +1,9 @@
-"""Functions for executors, in a module of their own so that every process can import them."""
+"""An executor, and functions for executors, in a module that every process can import."""
 
 import os
+import pickle
 import signal
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import torch
@@ -41,3 +43,20 @@ def killed_at_the_fifth_run(x, folder: str):
     if leaves_a_file(folder) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return mixing(x)
+
+
+class Posting(Executor):
+    """Does at once what it is given, as if it were far away: everything is pickled on the way."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        self.tasks.append(args)
+        try:
+            call, given = pickle.loads(pickle.dumps((fn, args)))
+            future.set_result(pickle.loads(pickle.dumps(call(*given))))
+        except Exception as error:
+            future.set_exception(error)
+        return future

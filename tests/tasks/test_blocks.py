@@ -5,13 +5,14 @@ import multiprocessing
 import os
 import sys
 import threading
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from executor_functions import (
     POINT,
+    Posting,
     killed_at_the_fifth_run,
     kills_its_process,
     leaves_a_file,
@@ -33,25 +34,6 @@ from covector.errors import (
 )
 
 zarr = pytest.importorskip("zarr", reason="out=...zarr needs zarr")
-
-
-class Posting(Executor):
-    """Does at once what it is given, as if it were far away: everything is pickled on the way."""
-
-    def __init__(self):
-        self.tasks = []
-
-    def submit(self, fn, /, *args, **kwargs):
-        import pickle
-
-        future = Future()
-        self.tasks.append(args)
-        try:
-            call, given = pickle.loads(pickle.dumps((fn, args)))
-            future.set_result(pickle.loads(pickle.dumps(call(*given))))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def processes(count=1):
@@ -99,6 +81,30 @@ def test_every_question_has_its_answer(name):
     torch.testing.assert_close(
         found, torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, expected)
     )
+
+
+HESSIANS = {
+    "one number": (lambda x: x.sin().prod(), {}, (POINT,)),
+    "several outputs": (lambda x: x.sin() * x.sum(), {}, (POINT[:7],)),
+    "trees": (lambda p: (p["u"] ** 2 * p["v"]).sum(), {}, ({"u": POINT, "v": POINT.float()},)),
+    "samples": (lambda x: (x**3).sum(1), {"batch_dim": 0}, (POINT.reshape(10, 3),)),
+    "complex": (lambda z: (z**3).sum(), {"complex": "holomorphic"}, (torch.complex(POINT[:5], POINT[5:10]),)),
+}
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_hessians_too(name):
+    """The rows of a Hessian are those of a Jacobian."""
+    function, options, args = HESSIANS[name]
+    expected = covector.hessian(function, **options)(*args)
+    found = covector.hessian(function, **options, chunk_size=2, executor=Posting())(*args)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_hessian_in_a_file(tmp_path):
+    """With a row for each element of the gradient."""
+    found = covector.hessian(lambda x: x.sin().prod(), out=tmp_path / "hessian.npy")(POINT)
+    assert np.allclose(found, covector.hessian(lambda x: x.sin().prod())(POINT).numpy())
 
 
 def test_the_value_comes_along():

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from covector._tasks.sending import Answer, Job, Span, answer, packed
+from covector._tree import parameter_names
 from covector.errors import ArgumentTypeError, Caller, WorkerError, first_sentence, warn
 
+# Work is cut into at least this many tasks, so that many workers have work until the end.
+TASKS = 64
 # Tasks that are submitted before the first of them has ended: enough for a machine with many cores.
 _AHEAD = 64
 # Small results may be waited for in larger numbers, as long as all of them fit into this many bytes.
@@ -43,6 +46,12 @@ def check_executor(verb: str, executor: Any) -> None:
         f"{verb}: executor must be a concurrent.futures.Executor (a ProcessPoolExecutor, or "
         f"client.get_executor() of dask.distributed), got {executor!r} ({type(executor).__name__}).{hint}"
     )
+
+
+def named_arguments(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The function and its arguments, by the names that the user knows them by."""
+    names = [*parameter_names(caller.function)[: len(args)], *(f"arg{i}" for i in range(len(args)))]
+    return {caller.name: caller.function, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def is_dask_client(executor: Any) -> bool:

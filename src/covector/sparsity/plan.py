@@ -97,7 +97,8 @@ class SparsePlan(Plan):
         from covector.sparsity.choice import fastest, rivals_of
         from covector.sparsity.programs import Programs
 
-        plans = [replace(plan, _programs=Programs.of(plan, backend)) for plan in rivals_of(self, backend)]
+        here = replace(self, _executor=None)
+        plans = [replace(plan, _programs=Programs.of(plan, backend)) for plan in rivals_of(here, backend)]
         return plans[0] if len(plans) == 1 or self._point is None else fastest(plans, self._point)
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -137,6 +138,7 @@ class SparsePlan(Plan):
     _point: Arguments | None = field(kw_only=True, default=None)
     _free: bool = field(kw_only=True, default=False)
     _programs: Programs | None = field(kw_only=True, default=None)
+    _executor: Any = field(kw_only=True, default=None)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         arguments = self.selection.bind(self.derivative.caller, args, kwargs)
@@ -167,16 +169,7 @@ class SparsePlan(Plan):
 
     def _products(self, arguments: Arguments) -> Products:
         """The products with all groups of columns, then those with all groups of rows, flat."""
-        parts, evaluation = [], None
-        if self.coloring.forward:
-            turn = self.derivative.reverse if self.derivative.symmetric else self.derivative.forward
-            derivative = turn(arguments)
-            parts.append(self._applied(derivative, self._column_groups))
-            evaluation = derivative.evaluation if self.derivative.symmetric else None
-        if self.coloring.reverse:
-            derivative = self.derivative.reverse(arguments)
-            parts.append(self._applied(derivative, self._row_groups))
-            evaluation = derivative.evaluation
+        parts, evaluation = self._parts(arguments)
         if not parts:
             like = arguments.primals()[0]
             return Products(like.new_zeros(0), None)
@@ -187,14 +180,27 @@ class SparsePlan(Plan):
             torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0], evaluation
         )
 
+    def _parts(self, arguments: Arguments) -> tuple[list[Tensor], Evaluation | None]:
+        """The products by each side, flat, and the run that they came from if there was one here."""
+        if self._executor is not None and not levels.active():
+            from covector.sparsity.spread import products
+
+            return products(self, arguments, self._executor), None
+        parts: list[Tensor] = []
+        evaluation = None
+        if self.coloring.forward:
+            turn = self.derivative.reverse if self.derivative.symmetric else self.derivative.forward
+            derivative = turn(arguments)
+            parts.append(self._applied(derivative, self._column_groups))
+            evaluation = derivative.evaluation if self.derivative.symmetric else None
+        if self.coloring.reverse:
+            derivative = self.derivative.reverse(arguments)
+            parts.append(self._applied(derivative, self._row_groups))
+            evaluation = derivative.evaluation
+        return parts, evaluation
+
     def _applied(self, derivative: LinearMap, groups: list[Tensor]) -> Tensor:
-        images = derivative.apply_batch(groups, chunk_size=self.chunk)
-        if len(images) == 1:
-            return images[0].reshape(-1)
-        dtype = images[0].dtype
-        for image in images:
-            dtype = torch.promote_types(dtype, image.dtype)
-        return torch.cat([image.reshape(image.shape[0], -1).to(dtype) for image in images], dim=1).reshape(-1)
+        return flat_of(derivative.apply_batch(groups, chunk_size=self.chunk))
 
     def _read_off(self, flat: Tensor) -> Tensor:
         """The entries of the pattern, row by row, from all products."""
@@ -206,11 +212,11 @@ class SparsePlan(Plan):
 
     @lazy
     def _column_groups(self) -> list[Tensor]:
-        return _sums(self.coloring.columns, self.coloring.forward, self.charts[0])
+        return sums(self.coloring.columns, self.coloring.forward, self.charts[0])
 
     @lazy
     def _row_groups(self) -> list[Tensor]:
-        return _sums(self.coloring.rows, self.coloring.reverse, self.charts[1])
+        return sums(self.coloring.rows, self.coloring.reverse, self.charts[1])
 
     @lazy
     def _blocks(self) -> list[list[Block]]:
@@ -238,6 +244,18 @@ class SparsePlan(Plan):
         """The same plan with results in another layout: "coo", "csr", "csc" or "scipy"."""
         check_layout(self.derivative.caller.verb, layout)
         return replace(self, selection=self.selection._replace(layout=layout))
+
+    def with_executor(self, executor: Any) -> SparsePlan:
+        """The same plan, whose products are computed by a `concurrent.futures.Executor`; see `jacobian`.
+
+        A task runs the function and computes one product; of more than 64 products, several, but at most
+        `chunk_size`. Results carry no graph. Inside other transforms the executor is not used. A plan has an
+        executor or a compiler, whichever it was given last.
+        """
+        from covector._tasks.mapping import check_executor
+
+        check_executor(self.derivative.caller.verb, executor)
+        return replace(self, _executor=executor, _programs=None)
 
     def save(self, path: Any) -> None:
         """Write what was decided to a file (`.npz`, without pickle); `jacobian_plan.load` reads it."""
@@ -273,7 +291,17 @@ def _spans(chart: Chart) -> list[Span]:
     return [Span(place.start, place.stop) for place in chart.places]
 
 
-def _sums(colors: Any, count: int, chart: Chart) -> list[Tensor]:
+def flat_of(images: list[Tensor]) -> Tensor:
+    """The images of some groups one after the other, those of several tensors side by side."""
+    if len(images) == 1:
+        return images[0].reshape(-1)
+    dtype = images[0].dtype
+    for image in images:
+        dtype = torch.promote_types(dtype, image.dtype)
+    return torch.cat([image.reshape(image.shape[0], -1).to(dtype) for image in images], dim=1).reshape(-1)
+
+
+def sums(colors: Any, count: int, chart: Chart) -> list[Tensor]:
     """The sum of the basis vectors of each colour, stacked, as tensors of the chart."""
     sums = torch.zeros(count, chart.size, dtype=torch.bool)
     members = torch.from_numpy(np.flatnonzero(colors >= 0))

@@ -20,12 +20,12 @@ from covector._engine.memory import Watch
 from covector._images import Gathered, Tensors
 from covector._linear import LinearMap, NoForwardRule, Pushforward
 from covector._tasks.manifest import Manifest
-from covector._tasks.mapping import Block, blocks, spans
+from covector._tasks.mapping import TASKS, Block, blocks, named_arguments, spans
 from covector._tasks.parts import fingerprint
 from covector._tasks.progress import progress
 from covector._tasks.sending import Span
 from covector._tasks.sinks import Sink, as_part, begun, place, sink
-from covector._tree import Evaluation, parameter_names
+from covector._tree import Evaluation
 from covector.errors import (
     BudgetError,
     Caller,
@@ -42,9 +42,7 @@ MakeProblem = Callable[[Question], Problem]
 
 # A block is at most this large, so that some of them fit into any worker and through any connection.
 _BLOCK_BYTES = 32 * 2**20
-# There are at least this many blocks, so that many workers have work and none waits long for the last block.
-_TASKS = 64
-# But none has fewer directions than this, because each costs a run of the function beside its directions.
+# No block has fewer directions than this, because each costs a run of the function beside its directions.
 _FEWEST = 16
 
 
@@ -76,12 +74,7 @@ class MatrixJob:
 
     def named(self) -> dict[str, Any]:
         """The function and the arguments, by their names."""
-        names = [*parameter_names(self.caller.function), *(f"arg{i}" for i in range(len(self.args)))]
-        return {
-            self.caller.name: self.caller.function,
-            **dict(zip(names, self.args, strict=False)),
-            **self.kwargs,
-        }
+        return named_arguments(self.caller, self.args, self.kwargs)
 
 
 class _Part(NamedTuple):
@@ -244,7 +237,7 @@ def _block_size(request: Request, sizes: _Sizes, mode: str, before: Manifest | N
         return before.block
     allowed = _BLOCK_BYTES if request.max_memory is None else min(_BLOCK_BYTES, request.max_memory)
     fitting = allowed // max(1, sizes.direction[mode])
-    return max(1, min(max(_FEWEST, -(-count // _TASKS)), fitting, count))
+    return max(1, min(max(_FEWEST, -(-count // TASKS)), fitting, count))
 
 
 def _require_room(caller: Caller, request: Request, sizes: _Sizes) -> None:

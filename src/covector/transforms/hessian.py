@@ -37,6 +37,8 @@ def hessian(
     batch_dim: int | None = None,
     complex: str | None = None,
     randomness: str = "error",
+    executor: Any = None,
+    out: Any = None,
 ) -> Callable[..., Any]:
     """The Hessian of a function: the Jacobian of its Jacobian.
 
@@ -56,6 +58,8 @@ def hessian(
             each sample, of shape `(samples,) + sample of y + sample of x1 + sample of x2`.
         complex: "holomorphic", "wirtinger" (a pair of pairs) or "real"; see `jacobian`.
         randomness: what a random operation does inside a batch: "error", "same" or "different".
+        executor, out: who computes blocks of the Hessian, and where they are written; see `jacobian`. The
+            matrix has a row for each element of the gradient.
 
     Returns:
         A function whose result is a tree like the output, in which each tensor y is replaced by a
@@ -73,9 +77,11 @@ def hessian(
                 [2., 0.]])
     """
     caller = check_function("hessian", func)
-    request = Request(
-        argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex
-    ).checked("hessian")
+    request = (
+        Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
+        .checked("hessian")
+        .working("hessian", executor, out)
+    )
 
     def second_derivative(*args: Any, **kwargs: Any) -> Any:
         result, plan = _answered(caller, request, args, kwargs)
@@ -87,6 +93,7 @@ def hessian(
         return hessian(
             func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
             has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
+            executor=executor, out=out,
         )  # fmt: skip
 
     if not tracing():
@@ -98,9 +105,22 @@ def hessian(
 @eager_alone
 def _answered(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
     question = Question(caller, request, args, kwargs)
+    if request.work is not None:
+        return _in_blocks(question, args, kwargs)
     derived = _by_some_mode(question) if request.mode == "auto" else _second(question, request.mode)
     blocks = _cast(derived.flat(), question.problem.arguments)
     return question.answer(blocks, derived.evaluation, order=2), derived.plan
+
+
+def _in_blocks(question: Question, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
+    """The Hessian by blocks; the array that was written, or the result as any other call gives it."""
+    from covector.transforms._blocks import derive_in_blocks
+
+    found = derive_in_blocks(question, args, kwargs, _second_problem, by_sizes_of_gradient)
+    if found.derived is None:
+        return found.array, found.plan
+    blocks = _cast(found.derived.flat(), question.problem.arguments)
+    return question.answer(blocks, found.derived.evaluation, order=2), found.plan
 
 
 def _by_some_mode(question: Question) -> Derived:
@@ -120,11 +140,16 @@ def _by_some_mode(question: Question) -> Derived:
 
 def _second(question: Question, mode: str) -> Derived:
     """The Jacobian of the Jacobian, which is taken by reverse mode; the outer one by this mode."""
-    problem, request = question.problem, question.request._replace(mode=mode)
-    samples = None if problem.samples is None else Samples(problem.samples.inputs, outputs=0)
+    request = question.request._replace(mode=mode)
     few = mode == "auto" and request.max_memory is None
-    second = Problem(problem.caller, problem.arguments, _first_derivative(question, few=few), samples)
-    return derive(second, request, by_sizes_of_gradient)
+    return derive(_second_problem(question, few=few), request, by_sizes_of_gradient)
+
+
+def _second_problem(question: Question, *, few: bool = False) -> Problem:
+    """The gradient as the function, whose Jacobian is the Hessian."""
+    problem = question.problem
+    samples = None if problem.samples is None else Samples(problem.samples.inputs, outputs=0)
+    return Problem(problem.caller, problem.arguments, _first_derivative(question, few=few), samples)
 
 
 def _first_derivative(question: Question, *, few: bool) -> Run:
