@@ -9,13 +9,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
+
+from covector._tasks.mapping import mapped, result_of
+from covector.errors import WorkerError
 
 Handle = Callable[[Any], Any]
 
@@ -45,7 +49,8 @@ class _Worker:
         self.log = log
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, str(log), handle), daemon=True)
-        self.process.start()
+        with _may_have_children():
+            self.process.start()
         theirs.close()
         self.piece: Any = None
         self.subject: Any = None
@@ -65,6 +70,49 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.connection.close()
+
+
+# Workers of Dask have several threads, each of which may start a process.
+_starting = Lock()
+
+
+@contextmanager
+def _may_have_children() -> Iterator[None]:
+    """Inside, this process may start others, though it is a daemon, as workers of Dask are."""
+    this = multiprocessing.current_process()
+    with _starting:
+        daemon = this.daemon
+        if daemon:
+            this.daemon = False
+        try:
+            yield
+        finally:
+            if daemon:
+                this.daemon = True
+
+
+class Spread:
+    """Pieces on the workers of an executor, each in a process that its worker starts for it alone.
+
+    So it has a time limit and may crash, as in a pool of this machine.
+    """
+
+    def __init__(self, handle: Handle, executor: Any, limit: float) -> None:
+        self.handle, self.executor, self.limit = handle, executor, limit
+
+    def run(self, pieces: Sequence[Any]) -> Iterator[Ended]:
+        """Each piece as it ends, in whatever order that is."""
+        for piece, future in mapped(self.executor, "check", alone, (self.handle, self.limit), pieces):
+            try:
+                yield result_of(future, "check")
+            except WorkerError as error:
+                yield Ended(piece, None, 0.0, "", "crashed", str(error))
+
+
+def alone(handle: Handle, limit: float, piece: Any) -> Ended:
+    """How a piece ends in a process of its own."""
+    with Pool(handle, 1, limit, subject=lambda _: None) as pool:
+        return next(pool.run([piece]))
 
 
 class Pool:

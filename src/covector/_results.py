@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 import time
@@ -79,6 +80,17 @@ def handle(request: Request) -> Any:
     if not request.run:
         return names
     return _run(next(case for case in cases if case.name == request.name), request)
+
+
+def handle_in(folder: str, request: Request) -> Any:
+    """The same in a worker of another machine, which has to see the files under the same paths."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return CaseError(
+            f"a worker cannot go to {folder}: {error}. It has to see the files that are checked."
+        )
+    return handle(request)
 
 
 def lost(ended: Ended) -> Result:

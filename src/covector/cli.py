@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from covector import bench
 from covector._index import Line, clear, hint_of, write_index
-from covector._pool import Pool
-from covector._results import Request, Result, handle, lost
+from covector._pool import Pool, Spread
+from covector._results import Request, Result, handle, handle_in, lost
+from covector._tasks.progress import progress
 from covector.cases import chosen, load, require_file
 from covector.errors import CaseError
 from covector.report.report import finite
@@ -42,6 +44,7 @@ Then:
     covector check cases.py                      # every case
     covector check cases.py::norm other.py       # one case of this file, all of that one
     covector check cases.py --html pages         # and a page for each
+    covector check cases.py --dask tcp://host:8786   # on the workers of a Dask cluster
     covector bench cases.py                      # how fast, beside torch
 
 Exit codes: 0 all passed, 1 some did not, 2 the command was misused, 130 interrupted.
@@ -99,6 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="the time limit of one case [%(default)g]",
     )
+    check.add_argument(
+        "--dask", metavar="ADDRESS", help="run the cases on the workers of this Dask scheduler, not here"
+    )
     check.add_argument("--html", type=Path, metavar="DIR", help="write a page for each case, and an index")
     measure = commands.add_parser("bench", help="measure covector against torch on the given cases")
     measure.set_defaults(run=_bench, parser=measure)
@@ -128,6 +134,8 @@ def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 # --- check
 
 _PRINTED = 20
+# How many seconds a scheduler may take to answer.
+_CONNECTING = 10
 
 
 def _check(options: argparse.Namespace) -> Exit:
@@ -138,10 +146,10 @@ def _check(options: argparse.Namespace) -> Exit:
     _require_places(options)
     if options.html is not None:
         clear(options.html)
-    with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
+    with _workers(options) as pool:
         requests = _listed(pool, options)
         try:
-            with _progress(len(requests)) as advance:
+            with progress("checking", len(requests)) as advance:
                 for ended in pool.run(requests):
                     results.append(_result(ended))
                     _say(options, _line(results[-1]))
@@ -180,7 +188,26 @@ def _require_folder(folder: Path) -> None:
         raise CaseError(f"--html {folder}: pages cannot be written there: {error}.") from error
 
 
-def _listed(pool: Pool, options: argparse.Namespace) -> list[Request]:
+@contextmanager
+def _workers(options: argparse.Namespace) -> Iterator[Pool | Spread]:
+    """Processes of this machine, or of the workers of a Dask cluster."""
+    if options.dask is None:
+        with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
+            yield pool
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise CaseError("--dask needs the package distributed: pip install 'covector[dask]'.") from error
+    try:
+        client = Client(options.dask, timeout=_CONNECTING, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise CaseError(f"--dask {options.dask}: no scheduler answers there: {error}.") from error
+    with client:
+        yield Spread(partial(handle_in, os.getcwd()), client, options.timeout)
+
+
+def _listed(pool: Pool | Spread, options: argparse.Namespace) -> list[Request]:
     """A request for each case that the targets stand for, each once."""
     targets = [Request(*_split(target)) for target in options.targets]
     names: dict[Request, list[str]] = {}
@@ -324,24 +351,6 @@ def _save(path: str | None, data: dict[str, Any]) -> None:
         sys.stdout.write(text)
     else:
         Path(path).write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on the terminal, if there is one; call what it gives for each case that ended."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Lines printed meanwhile go above the bar if both are seen, and untouched into a file if not.
-    both = sys.stdout.isatty()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, redirect_stdout=both) as bar:
-        task = bar.add_task("checking", total=total)
-        yield lambda: bar.advance(task)
 
 
 @contextmanager

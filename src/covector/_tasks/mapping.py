@@ -23,7 +23,7 @@ from covector.errors import ArgumentTypeError, Caller, WorkerError, first_senten
 # Work is cut into at least this many tasks, so that many workers have work until the end.
 TASKS = 64
 # Tasks that are submitted before the first of them has ended: enough for a machine with many cores.
-_AHEAD = 64
+AHEAD = 64
 # Small results may be waited for in larger numbers, as long as all of them fit into this many bytes.
 _IN_FLIGHT = 512 * 2**20
 
@@ -70,8 +70,9 @@ def blocks(executor: Any, job: Job, wanted: Sequence[Span], bytes_each: int) -> 
         yield from (Block(span, job.images(span)) for span in wanted)
         return
     told: set[str] = set()
-    ahead = max(_AHEAD, _IN_FLIGHT // max(1, bytes_each))
-    for span, result in mapped(executor, job.caller, *_task(executor, job), wanted, ahead):
+    ahead = max(AHEAD, _IN_FLIGHT // max(1, bytes_each))
+    for span, future in mapped(executor, job.caller, *_task(executor, job), wanted, ahead):
+        result = result_of(future, job.caller)
         if isinstance(result, Answer):
             for category, text in result.warnings:
                 if text not in told:
@@ -97,9 +98,9 @@ def mapped(
     call: Callable[..., Any],
     leading: tuple[Any, ...],
     pieces: Sequence[Any],
-    ahead: int,
-) -> Iterator[tuple[Any, Any]]:
-    """Each piece with what `call(*leading, piece)` returned for it, as they come."""
+    ahead: int = AHEAD,
+) -> Iterator[tuple[Any, Future[Any]]]:
+    """Each piece with the future of `call(*leading, piece)`, which is done, as they come."""
     if is_dask_client(executor):
         executor = executor.get_executor(pure=False)
     waiting = list(reversed(pieces))
@@ -111,7 +112,7 @@ def mapped(
                 running[_submitted(executor, caller, call, (*leading, piece))] = piece
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                yield running.pop(future), _result(future, caller)
+                yield running.pop(future), future
     finally:
         for future in running:
             future.cancel()
@@ -128,7 +129,8 @@ def _submitted(
         raise WorkerError(f"{caller}: the executor takes no tasks: {first_sentence(error)}.") from error
 
 
-def _result(future: Future[Any], caller: Caller | str) -> Any:
+def result_of(future: Future[Any], caller: Caller | str) -> Any:
+    """What a task returned, or raised; an error of ours if its workers were lost."""
     try:
         return future.result()
     except (BrokenExecutor, CancelledError) as error:

@@ -1,0 +1,144 @@
+"""On a local cluster of worker processes: the same results, and nothing is lost with a worker."""
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from executor_functions import POINT, chain, kills_its_process, mixing
+
+import covector
+from covector import cli
+
+distributed = pytest.importorskip("distributed", reason="pip install 'covector[dask]'")
+zarr = pytest.importorskip("zarr", reason="pip install 'covector[dask]'")
+
+
+@contextmanager
+def cluster(**options):
+    """Two processes with a thread each, started anew if they end."""
+    import dask
+
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, **options) as started,
+        distributed.Client(started, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def dense(client):
+    """Blocks are the same bits as in this process, by both ways to name a cluster."""
+    captured = POINT.cos()
+    f = lambda x: mixing(x * captured)
+    for mode in ("reverse", "forward"):
+        serial = covector.jacobian(f, mode=mode, chunk_size=8)(POINT)
+        for executor in (client.get_executor(), client):
+            found = covector.jacobian(f, mode=mode, chunk_size=8, executor=executor)(POINT)
+            assert torch.equal(found, serial)
+
+
+def sparse(client):
+    """Colours too."""
+    plan = covector.jacobian_plan(chain, POINT, chunk_size=1)
+    assert torch.equal(
+        plan.with_executor(client.get_executor()).values(POINT.cos()), plan.values(POINT.cos())
+    )
+
+
+def a_worker_is_killed(client, tmp_path):
+    """In the middle of its block, which another one computes."""
+    marker = tmp_path / "marker"
+    out = tmp_path / "matrix.zarr"
+    jacobian = covector.jacobian(kills_its_process, chunk_size=8, executor=client.get_executor(), out=out)
+    found = jacobian(POINT, str(marker), os.getpid())
+    assert int(marker.read_text()) not in (os.getpid(), 0)
+    assert np.array_equal(found[:], covector.jacobian(mixing, chunk_size=8)(POINT).numpy())
+
+
+def test_on_a_local_cluster(tmp_path):
+    """One cluster for all, because starting it takes longest."""
+    with cluster() as client:
+        dense(client)
+        sparse(client)
+        a_worker_is_killed(client, tmp_path)
+
+
+CASES = """
+import os, time, covector
+
+@covector.case((3,))
+def right(x):
+    return x.sin()
+
+@covector.case((3,))
+def wrong(x):
+    print("printed by the case")
+    return x.detach() * x
+
+@covector.case((3,))
+def crashing(x):
+    os._exit(7)
+
+@covector.case((3,))
+def hanging(x):
+    time.sleep(1000)
+"""
+OUTCOMES = {"right": "passed", "wrong": "failed", "crashing": "crashed", "hanging": "timed out"}
+
+
+@pytest.mark.sweep
+def test_cases_on_a_local_cluster(tmp_path, monkeypatch):
+    """Each ends as it does in a process of this machine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases.py").write_text(CASES)
+    command = ["check", "cases.py", "--timeout", "20", "--json", "found.json", "--html", "pages"]
+    with cluster() as client:
+        code = cli.main([*command, "--dask", client.scheduler_info()["address"]])
+    assert code == cli.Exit.FAILED
+    found = {r["name"]: r for r in json.loads((tmp_path / "found.json").read_text())["results"]}
+    assert {name: result["outcome"] for name, result in found.items()} == OUTCOMES
+    assert "printed by the case" in found["wrong"]["output"]
+    assert found["right"]["file"] == "cases.py"
+    assert (tmp_path / "pages" / found["wrong"]["page"]).exists()
+
+
+def test_no_scheduler_is_a_misuse(tmp_path, monkeypatch, capsys):
+    """The command says where it looked."""
+    monkeypatch.setattr(cli, "_CONNECTING", 0.2)
+    (tmp_path / "cases.py").write_text(CASES)
+    assert cli.main(["check", str(tmp_path / "cases.py"), "--dask", "tcp://127.0.0.1:1"]) == cli.Exit.MISUSED
+    assert "--dask tcp://127.0.0.1:1: no scheduler answers there" in capsys.readouterr().err
+
+
+def test_without_dask_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    """In a sentence."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    (tmp_path / "cases.py").write_text(CASES)
+    assert cli.main(["check", str(tmp_path / "cases.py"), "--dask", "tcp://127.0.0.1:1"]) == cli.Exit.MISUSED
+    assert "pip install 'covector[dask]'" in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+def test_a_matrix_that_no_worker_could_hold(tmp_path):
+    """Blocks of a Jacobian of 1 GB, by workers that may have 700 MB, and are watched for it."""
+    x = torch.linspace(0, 1, 4000, dtype=torch.float64)
+    out = tmp_path / "matrix.zarr"
+    weights = torch.linspace(0, 1, 8, dtype=torch.float64)
+    f = lambda x: torch.tanh(torch.outer(weights, x.roll(1) * x).flatten())
+    with cluster(memory_limit="700MB") as client:
+        jacobian = covector.jacobian(
+            f, mode="reverse", chunk_size=256, max_memory="150MB", executor=client, out=out
+        )
+        found = jacobian(x)
+        workers = client.run(lambda dask_worker: dask_worker.memory_manager.memory_limit)
+    assert found.nbytes > 1_000_000_000 > max(workers.values())
+    # Row i * 4000 + j has the derivatives of tanh(w_i x_j x_(j - 1)).
+    rows = torch.randint(len(found), (20,))
+    part = torch.from_numpy(np.stack([found[int(row)] for row in rows]))
+    pulled = covector.vjp(f, x)[1]
+    expected = torch.stack([pulled(torch.eye(1, 32000, int(row), dtype=x.dtype)[0])[0] for row in rows])
+    assert torch.allclose(part, expected)
