@@ -276,7 +276,8 @@ def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> 
         return chart
     generator = torch.Generator().manual_seed(seed)
     kept = torch.randperm(chart.size, generator=generator)[:count].sort()[0]
-    return Sampled(chart, kept, torch.zeros(chart.size, dtype=torch.float64) if base is None else base)
+    nothing = torch.zeros(1, dtype=torch.float64).expand(chart.size)
+    return Sampled(chart, kept, nothing if base is None else base)
 
 
 # Complex derivatives. The derivative of a complex function is a real matrix between real coordinates; a

@@ -19,8 +19,9 @@ from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
+from covector.verify.leaves import same_bits
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, unit
+from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, stacked, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -110,6 +111,8 @@ class ReverseMap(_QuietMap):
         """The cotangent of which the pullback is not the sum of the rows, where these were pulled back."""
         self.refused: Exception | None = None
         """What the backward raised for a cotangent that is expanded."""
+        self.writes = False
+        """Whether the backward wrote to the random cotangent that it was given."""
         self.repeated: list[Tensor] = []
         """Gradients of the random cotangent, if it was pulled back more than once."""
 
@@ -152,15 +155,18 @@ class ReverseMap(_QuietMap):
         """The same from and to coordinates."""
         return self.coordinates(self.pull(self.problem.outputs.from_coords(cotangent.clone())))
 
-    @lazy
-    def given(self) -> list[Tensor]:
-        """The random cotangent that was pulled back: a backward may have written to it."""
-        return [tensor.clone() for tensor in self.random.even]
+    @property
+    def sent(self) -> list[Tensor]:
+        """The random cotangent as it is sent: a copy, to which a backward may write."""
+        return self.random.sent(self.problem.outputs)
 
     @lazy
     def pulled(self) -> list[Tensor | None]:
         """The pullback of the random cotangent, as the graph gave it."""
-        return list(self.pull(self.given))
+        given = self.sent
+        pulled = list(self.pull(given))
+        self.writes = not all(map(same_bits, given, self.sent))
+        return pulled
 
     @lazy
     def pulled_coordinates(self) -> Tensor:
@@ -175,13 +181,13 @@ class ReverseMap(_QuietMap):
         """Pull the random cotangent back again; the gradients are kept in `repeated`."""
         first = self.pulled_coordinates
         # A copy: a backward may have written to the one that it was given.
-        again = self.scaled_back(self.pull([tensor.clone() for tensor in self.random.even]))
+        again = self.scaled_back(self.pull(self.sent))
         self.repeated = [*(self.repeated or [first]), again]
 
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
-        return torch.stack([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)]).numpy()
+        return stacked([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)]).numpy()
 
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
@@ -217,7 +223,8 @@ class ReverseMap(_QuietMap):
 
     def pulled_small(self) -> Tensor:
         """The same by another run."""
-        return self.coordinates(self.pull([t.clone() for t in self.random.small])) * -self.random.shrink
+        small = self.random.sent_small(self.problem.outputs)
+        return self.coordinates(self.pull(small)).mul_(-self.random.shrink)
 
     @lazy
     def of_zero(self) -> Tensor:

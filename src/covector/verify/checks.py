@@ -17,7 +17,6 @@ from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.forgiving import is_mistake_of_ours
-from covector.verify.leaves import same_bits
 from covector.verify.locate import locate_column
 from covector.verify.problem import Impure
 from covector.verify.reentrancy import determinism
@@ -138,7 +137,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
 def linearity(run: CheckRun) -> Finding:
     """The backward is linear in the cotangent: zero gives zero, a sum the sum, a negative the negative."""
     name, problem, reverse = "linearity", run.problem, run.reverse
-    if not all(map(same_bits, reverse.given, reverse.random.even)):
+    if reverse.writes:
         return failed(name, "the backward writes to its cotangent, which others may need too")
     agreed = run.reverse_verdict.outcome is Outcome.PASSED and reverse.linear
     if agreed and run.homogeneous and run.options.undefined:
@@ -227,7 +226,7 @@ def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Sequence[Te
     reverse, outputs = run.reverse, run.problem.graph_outputs
     through = [graph.undefined(t) if i in missing else t for i, t in enumerate(outputs)]
     try:
-        return reverse.pull([t.clone() for t in reverse.random.even], through)
+        return reverse.pull(reverse.sent, through)
     except Exception as error:
         return failed(
             "undefined cotangents",

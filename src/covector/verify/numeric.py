@@ -63,7 +63,7 @@ class Numeric:
         """Whether many points can be evaluated at once, as far as is known."""
         return self._trusted is not False
 
-    @lazy
+    @property
     def noise(self) -> np.ndarray:
         """The rounding error of each output, as a standard deviation: a unit in the last place."""
         with np.errstate(all="ignore"):
@@ -108,6 +108,8 @@ class Numeric:
         return rows[1:-1] if self._trusted else None
 
     def _one_by_one(self, points: np.ndarray) -> np.ndarray:
+        if len(points) == 1:
+            return self.single(points[0])[None]
         rows = np.empty((len(points), self.problem.outputs.size))
         for row, point in zip(rows, points, strict=True):
             row[:] = self.single(point)
@@ -172,6 +174,8 @@ class Numeric:
     def differences(self, moves: np.ndarray) -> np.ndarray:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
         here = self.problem.point
+        if len(moves) == 1:  # of all columns, it may be: one point in memory after the other
+            return _halved(self.at(here + moves), self.at(here - moves))
         points = np.empty((2 * len(moves), here.size))
         np.add(here, moves, out=points[: len(moves)])
         np.subtract(here, moves, out=points[len(moves) :])
@@ -243,8 +247,10 @@ class Numeric:
 def _halved(plus: np.ndarray, minus: np.ndarray) -> np.ndarray:
     """Half of what the function changes by from one side to the other."""
     with np.errstate(all="ignore"):
-        halved = 0.5 * (plus - minus)
-    return np.where(plus == minus, 0.0, halved)  # infinity that does not move
+        halved = plus - minus
+        halved *= 0.5
+    halved[plus == minus] = 0.0  # infinity that does not move
+    return halved
 
 
 def _laid_out(stack: Tensor, leaf: Tensor) -> Tensor:

@@ -43,12 +43,12 @@ class Steps:
         """The same for some of the coordinates."""
         return steps_made(self._point[columns], wanted)
 
-    @lazy
+    @property
     def scale(self) -> np.ndarray:
         """The size of each coordinate, or one."""
         size = abs(self._point)
         if self._finite:
-            return np.maximum(size, 1.0)
+            return np.maximum(size, 1.0, out=size)
         scale = np.fmax(size, 1.0)  # of NaN and 1 it is 1
         return np.where(scale < np.inf, scale, 1.0)
 

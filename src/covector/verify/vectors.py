@@ -55,6 +55,11 @@ def normal(size: int, seed: int) -> Tensor:
     return _kept_normal(size, seed) if size <= _KEPT else _drawn_normal(size, seed)
 
 
+def stacked(rows: list[Tensor]) -> Tensor:
+    """These as the rows of a matrix; a single one is not copied, since it may be large."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
 def unit(size: int, index: int) -> Tensor:
     """A vector of the standard basis."""
     vector = torch.zeros(size, dtype=torch.float64)
@@ -101,22 +106,26 @@ class Cotangent(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of some outputs. A backward may write to what it is given: copies are for it."""
+    """Cotangents of some outputs. A backward may write to what it is given, so its tensors are made anew."""
 
     rows: Tensor
     """In coordinates: v at random, and the others."""
-    even: list[Tensor]
-    """The tensors of v, times a factor."""
     factor: float
-    """By what v was multiplied, for those."""
-    small: list[Tensor]
-    """The tensors of -v, many times smaller."""
+    """By what v is multiplied when it is sent."""
     shrink: float
-    """By what -v was divided, for those."""
+    """By what -v is divided when it is sent as a small one."""
     large: float
     """By what vectors are multiplied to see whether large ones are treated otherwise."""
     others: tuple[Cotangent, ...]
     """What a backward may treat in a way of its own."""
+
+    def sent(self, chart: Chart | Sampled) -> list[Tensor]:
+        """The tensors of v as it is sent."""
+        return chart.from_coords(self.rows[0] * self.factor)
+
+    def sent_small(self, chart: Chart | Sampled) -> list[Tensor]:
+        """The tensors of -v, many times smaller."""
+        return chart.from_coords(self.rows[0] / -self.shrink)
 
 
 def cotangents_of(
@@ -144,9 +153,7 @@ def _made_cotangents(
         large = shrink = constants.HALF
     others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed) if varied else ()
     factor = 1.0 if varied else large
-    rows = torch.stack([even, *(one.row for one in others)])
-    sent, small = chart.from_coords(even * factor), chart.from_coords(even / -shrink)
-    return Cotangents(rows, sent, factor, small, shrink, large, others)
+    return Cotangents(stacked([even, *(one.row for one in others)]), factor, shrink, large, others)
 
 
 def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tuple[Cotangent, ...]:

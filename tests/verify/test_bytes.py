@@ -1,0 +1,55 @@
+"""How many vectors of the size of the input a check keeps while the function runs, counted in bytes."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from torch import Tensor
+
+import covector
+
+COUNT = 100_000
+VECTOR = 8 * COUNT
+
+
+def vectors_alive() -> float:
+    """What large arrays and tensors take together, in vectors of double precision."""
+    taken = [trace.size for trace in tracemalloc.take_snapshot().traces]
+    for storage in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_alive()}.values():
+        taken.append(storage.nbytes())
+    return sum(size for size in taken if size >= VECTOR // 2) / VECTOR
+
+
+def tensors_alive() -> list[Tensor]:
+    """The dense tensors that Python knows of."""
+    return [t for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keywords", "most"),
+    [
+        (torch.float64, {}, 16),
+        (torch.float64, {"fast_mode": True}, 14),
+        (torch.float64, {"fast_mode": True, "max_entries": 100}, 6),
+        (torch.float32, {}, 20),
+    ],
+)
+def test_a_check_keeps_few_vectors_of_the_size_of_the_input(dtype, keywords, most):
+    """Beside the input, and what the function makes while it runs."""
+    before, found = 0.0, []
+
+    def sine(x):
+        found.append(vectors_alive() - before)
+        return x.sin()
+
+    x = torch.linspace(-1, 1, COUNT, dtype=dtype).requires_grad_()
+    tracemalloc.start()
+    try:
+        before = vectors_alive()
+        assert covector.check(sine, x, **keywords)
+    finally:
+        tracemalloc.stop()
+    assert max(found) <= most
