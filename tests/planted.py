@@ -247,6 +247,11 @@ PLANTED = {
         ruled(lambda x: x.amax(1), lambda g, x: g[:, None].expand(4, 5) / 5),
         TABLE,
     ),
+    "masked": Planted(
+        ruled(lambda x: x.sin().tril(), lambda g, x: g * x.cos()),
+        ruled(lambda x: x.sin().tril(), lambda g, x: g.tril() * x.cos() + 0.01 * x * g.tril()),
+        away((4, 4)),
+    ),
     "overwritten": Planted(
         ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_copy(0, REPEATED, g)),
         ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_add(0, REPEATED, 2 * g)),

@@ -24,8 +24,9 @@ def vectors_alive() -> float:
 
 
 def tensors_alive() -> list[Tensor]:
-    """The dense tensors that Python knows of."""
-    return [t for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided]
+    """The large dense tensors that Python knows of."""
+    dense = [t for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided]
+    return [t for t in dense if t.numel() >= COUNT]
 
 
 @pytest.mark.parametrize(

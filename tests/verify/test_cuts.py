@@ -83,6 +83,17 @@ def in_a_loop(x):
     return state
 
 
+def state_of_a_loop(x):
+    state = torch.zeros((), dtype=x.dtype)  # which depends on no input when it is first detached
+    for step in x:
+        state = torch.tanh(step + 0.5 * state.detach())  # cut
+    return state + x.sum()
+
+
+def as_integers(x):
+    return (x * 2**40).long().double() / 2**40 + x.sin()  # cut
+
+
 LOSING = [
     detached,
     through_data,
@@ -96,6 +107,8 @@ LOSING = [
     into_a_buffer,
     inner_gradient,
     in_a_loop,
+    state_of_a_loop,
+    as_integers,
 ]
 
 
@@ -186,6 +199,24 @@ def test_what_only_the_shape_is_taken_of_is_no_cut():
     x = point(3)
     cuts = traced(lambda: x * torch.ones_like(x) + x.new_zeros(3) + x.new_tensor([1.0, 2.0, 3.0]))
     assert cuts.lines == ()
+
+
+def test_an_index_of_an_integer_cast_is_not_accused():
+    table = torch.arange(4.0, dtype=torch.float64)
+    wrong = covector.check(lambda x: Doubled.apply(x) * table[x.long()], point(4)).worst.diagnoses[0]
+    assert wrong.rule == "factor"
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
 
 
 def test_a_decision_by_a_number_is_no_cut():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -41,6 +41,8 @@ _WRITTEN = {"__float__": "float()", "__complex__": "complex()", "__array__": "Nu
 _NUMBERS = (float, complex, list, np.ndarray)
 _COPIES = {"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"}
 _ALIASING = {"data", "detach", "detach_"}
+# How numbers become integers. What chooses among them (argmax, sort, a comparison) has no derivative anyway.
+_CASTS = {"long", "int", "short", "to", "type", "type_as"}
 
 # An expression of more letters than this is not repeated.
 _LONG = 60
@@ -81,7 +83,8 @@ class Cuts:
     """The lines that matter for the outputs of a run, and the values at every line that may."""
 
     lines: tuple[Cut, ...]
-    values: dict[_Key, list[Any]]
+    values: dict[_Key, dict[int, Any]]
+    """By the call and how often it was made before."""
 
 
 def traced(call: Callable[[], Any]) -> Cuts:
@@ -102,13 +105,15 @@ class _Tracer(TorchFunctionMode):
         super().__init__()
         self.found: list[Cut] = []
         self.exits: set[Cut] = set()
-        self.values: defaultdict[_Key, list[Any]] = defaultdict(list)
+        self.values: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
+        self._met: Counter[_Key] = Counter()
         self._lost: dict[int, frozenset[Cut]] = {}
         """By the identity of a tensor: the cuts through which it depends on an input."""
         self._written: dict[int, frozenset[Cut]] = {}
         """By the address of a storage: the cuts behind what was written into it past the graph."""
         self._aliases: set[int] = set()
         """By the identity of a tensor: whether it was made by `.data` or `detach`."""
+        self._frame: FrameType | None = None  # of the caller's, of the call that is followed
         self._alive: list[Tensor] = []  # an identity is taken again when a tensor is gone
 
     def __torch_function__(
@@ -121,6 +126,9 @@ class _Tracer(TorchFunctionMode):
         lost = nothing.union(*map(self.lost_in, given))
         connected = any(tensor.requires_grad for tensor in given)
         result = func(*args, **(kwargs or {}))
+        self._frame = _caller()
+        if self._frame is not None:
+            self._met[_key(self._frame, name)] += 1
         if name in _ALIASING:
             self._alive += (aliases := _tensors(result))
             self._aliases.update(map(id, aliases))
@@ -142,7 +150,8 @@ class _Tracer(TorchFunctionMode):
     ) -> None:
         """Mark the results of a call with the cuts behind them."""
         for tensor in _tensors(result):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
+            numbers = tensor.is_floating_point() or tensor.is_complex()
+            if not numbers and not lost and (name not in _CASTS or tensor.dtype is torch.bool):
                 continue
             in_place = bool(args) and tensor is args[0]
             beside = in_place and id(tensor) in self._aliases  # the graph does not know whom it writes to
@@ -159,13 +168,14 @@ class _Tracer(TorchFunctionMode):
         """The cut that this call is, if a line of the caller's makes it."""
         if name.endswith("_like") or (name.startswith("new_") and name not in _COPIES):
             return frozenset()  # nothing but shape and dtype is taken
-        frame = _caller()
+        frame = self._frame
         if frame is None:
             return frozenset()
         how = how or _how(name)
         cut = Cut(how, frame.f_code.co_filename, frame.f_lineno, _expression(frame, how))
         self.found.append(cut)
-        self.values[_key(frame, name)].append(_copied(result))
+        key = _key(frame, name)
+        self.values[key][self._met[key] - 1] = _copied(result)
         return frozenset((cut,))
 
 
@@ -202,7 +212,7 @@ class Holding(TorchFunctionMode):
         super().__init__()
         self._values = cuts.values
         self._names = {name for _, _, name in cuts.values}
-        self._met: defaultdict[_Key, int] = defaultdict(int)
+        self._met: Counter[_Key] = Counter()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -215,7 +225,7 @@ class Holding(TorchFunctionMode):
             return result
         values, at = self._values[key], self._met[key]
         self._met[key] += 1
-        if at >= len(values):
+        if at not in values:
             return result
         if not isinstance(result, Tensor):
             return _copied(values[at])

@@ -178,8 +178,11 @@ def _partial(s: Suspect, shape: tuple[int, ...], axis: int) -> str:
     slack = 2 * float(s.slack.max())
     right = ((analytic - numeric).abs() <= slack).all(1)
     missing = (analytic.abs() <= slack).all(1) & ~right
-    if not missing.any() or not bool((right | missing).all()) or not (numeric[right].abs() > 2 * slack).any():
+    if not missing.any() or not bool((right | missing).all()):
         return ""
+    used = (numeric.abs() > 2 * slack).unflatten(1, (-1, s.numeric.shape[1]))
+    if not bool((used[right].any(0).any(0) & used[missing].any(0).any(0)).any()):
+        return ""  # no element is counted in part
     counted, lost = right.nonzero().flatten().tolist(), missing.nonzero().flatten().tolist()
     over = f"dimension {axis} of {s.outputs.name}"
     if len(counted) == 1:

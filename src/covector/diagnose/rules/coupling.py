@@ -124,10 +124,36 @@ def normalisation(case: Case) -> Iterator[Observation]:
     """A term of a normalisation is missing, or has another coefficient."""
     for s in case.suspects:
         axes = coupled(s, s.support)
+        if axes is None and (text := _of_a_quotient(s)):
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.93, s.where)
         if not axes or not _each_with_each(s, axes):
             continue
         if text := _alone(s, axes) or _of_a_family(s, axes) or _of_rank_one(s, axes):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.95, s.where)
+
+
+def _of_a_quotient(s: Suspect) -> str:
+    """For each output, the wrong part is proportional to the elements that it depends on, or constant."""
+    if s.inputs.part is None or s.inputs.part.is_complex or bool(s.outputs.imaginary.any()):
+        return ""
+    rows = s.support.any(1)
+    used, wrong = s.support[rows], (s.analytic - s.numeric)[rows]
+    if not rows.any() or int(used.sum(1).min()) <= _LEAST or not bool((used == (used | s.bad[rows])).all()):
+        return ""
+    slack = s.slack[rows] + 2 * s.bound.max()
+    for values, like in ((s.point, "the input: the term of a norm"), (torch.ones_like(s.point), "")):
+        along = torch.where(used, values, 0.0)
+        fits = [_left_beside(along, matrix) <= slack for matrix in (wrong, s.numeric[rows])]
+        if bool(fits[0].all()) and not bool(fits[1].all()):
+            what = f"proportional to {like}" if like else "constant: the term of a sum or a mean"
+            return f"is wrong, for each output, by what is {what} that it is divided by is missing or wrong"
+    return ""
+
+
+def _left_beside(along: Tensor, matrix: Tensor) -> Tensor:
+    """What remains of each row of a matrix without its part along a vector."""
+    share = (matrix * along).sum(1) / along.square().sum(1).clamp(min=1e-300)
+    return (matrix - share[:, None] * along).abs()
 
 
 def _each_with_each(s: Suspect, axes: tuple[int, ...]) -> bool:

@@ -96,6 +96,18 @@ def power(case: Case) -> Iterator[Observation]:
                 break
 
 
+def _one_each(s: Suspect) -> str:
+    """That one element is wrong for each index of an axis, and which axis that is."""
+    wrong = s.bad.any(0)
+    if s.inputs.index is None or s.inputs.part is None or s.bad.shape[0] > 1:
+        return ""
+    for axis, size in enumerate(s.inputs.part.shape):
+        places = s.inputs.index[wrong, axis]
+        if 2 < size == places.numel() < wrong.numel() and places.unique().numel() == size:
+            return f"at one element for each index of dimension {axis}, and right elsewhere"
+    return ""
+
+
 def constant(case: Case) -> Iterator[Observation]:
     """A constant is added: to the gradient itself, or to the derivative in it."""
     for s in case.suspects:
@@ -106,7 +118,9 @@ def constant(case: Case) -> Iterator[Observation]:
                 text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, whatever the cotangent is"
                 yield Observation(text, 0.97, s.where)
             continue
-        places = ((torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero"))
+        places = [(torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero")]
+        if (what := _one_each(s)) and bool(s.exact[~s.bad].all()):
+            places.append((s.bad, what))
         for region, what in places:
             if int(region.sum()) < 3 or not bool(s.bad[region].all()) or bool(s.bad[~region].any()):
                 continue

@@ -23,17 +23,21 @@ def another_element(case: Case) -> Iterator[Observation]:
     """Each output takes one element of the input, and the gradient goes to another one."""
     for s in case.suspects:
         true, got = s.support, s.nonzero
-        if s.bad.shape[0] >= s.bad.shape[1] or not bool((true.sum(1) == 1).all()):
+        if s.bad.shape[0] > s.bad.shape[1] or not bool((true.sum(1) == 1).all()):
             continue
+        if s.bad.shape[0] == s.bad.shape[1] and bool(true.diagonal().all()):
+            continue  # nothing is taken from elsewhere
         if not bool((got.sum(1) == 1).all()):
             continue
         kept = s.numeric.sum(1)
         if not bool(((s.analytic.sum(1) - kept).abs() <= 4 * s.slack.max(1).values).all()):
             continue
-        wrong = int((true != got).any(1).sum())
+        wrong = (true != got).any(1)
+        if not torch.equal(wrong, s.bad.any(1)):
+            continue
         text = (
             f"each output takes one element of {s.inputs.name}, and the {case.noun} goes to another one"
-            f"{_which(s, got)}, for {wrong} of {len(kept)} outputs"
+            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs"
         )
         yield Observation(text, 0.95, s.where)
 

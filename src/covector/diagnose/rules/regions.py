@@ -82,6 +82,41 @@ def few_elements(case: Case) -> Iterator[Observation]:
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
 
 
+def masked(case: Case) -> Iterator[Observation]:
+    """Elements that no output depends on get a gradient; those are the wrong ones, and the only ones."""
+    for s in case.suspects:
+        unused = ~s.support.any(0)
+        count = int(unused.sum())
+        if count <= _FEW or bool(unused.all()) or not torch.equal(unused, s.bad.any(0)):
+            continue
+        if not bool(s.exact[:, ~unused].all()):
+            continue
+        sample = " in a sample" if case.is_sampled else ""
+        text = (
+            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{sample}"
+            f"{_alike(s, unused)}, and the {case.noun} there is not zero; elsewhere it is right"
+        )
+        yield Observation(text, 0.93, s.where)
+
+
+def _alike(s: Suspect, elements: Tensor) -> str:
+    """What the indices of some elements have in common, and no others do."""
+    index = s.inputs.index
+    if index is None or s.inputs.part is None:
+        return ""
+    for axis in range(index.shape[1]):
+        at = index[elements, axis].unique()
+        if torch.equal(torch.isin(index[:, axis], at), elements):
+            places = listed([str(place) for place in at.tolist()])
+            return f" (all at indices {places} of dimension {axis})" if len(at) <= 2 * _FEW else ""
+    if index.shape[1] > 1:
+        row, column = index[:, -2], index[:, -1]
+        for what, region in (("above", column > row), ("below", column < row)):
+            if torch.equal(region, elements):
+                return f" (all {what} the diagonal)"
+    return ""
+
+
 def one_slice(case: Case) -> Iterator[Observation]:
     """One row, one column, one index of a dimension is wrong."""
     for s, p in _elements(case):

@@ -105,7 +105,7 @@ RULES = (
     Rule(
         "stop-gradient",
         inputs.cut,
-        "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad",
+        "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad, .long()",
         'that line; if it is meant, pass stop_gradients="constant" to `check`',
         alone=True,
     ),
@@ -179,8 +179,8 @@ RULES = (
     Rule(
         "another element",
         places.another_element,
-        "each output takes one element, as in a maximum, and the gradient goes to another one",
-        "the index that `forward` chose, which `backward` has to use",
+        "each output takes one element, as in a maximum or a sort, and the gradient goes to another one",
+        "the index that `forward` chose, which `backward` has to use, or the order that it has to undo",
         ("displaced", "transposed"),
     ),
     Rule(
@@ -208,6 +208,14 @@ RULES = (
         complex_parts.real_part,
         "imaginary parts are lost",
         "a .real, or a cast from complex to real",
+    ),
+    Rule(
+        "masked",
+        regions.masked,
+        "the gradient is not zero at elements that no output depends on, and right at the others",
+        "a mask, a `where` or an index that `forward` applies and `backward` does not",
+        ("negative inputs", "threshold", "both sides", "one slice", "boundary", "few elements"),
+        places=True,
     ),
     Rule(
         "few elements",
