@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ from covector.transforms._plan import Plan
 
 def chain(x):
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def arrow(x):
+    return torch.cat([(x**2).sum().reshape(1), x[1:] * x[0]])
 
 
 def neighbors(x):
@@ -378,12 +383,33 @@ def test_compiled_hessians_and_modes():
         torch.testing.assert_close(plan.compile("replay")(x).to_dense(), plan(x).to_dense())
 
 
+def several(x):
+    return {"wide": torch.outer(x, x)[:2], "none": x[:0], "one": x.sum(), "half": x.float() * 2}
+
+
+@pytest.mark.parametrize(
+    ("function", "mode"),
+    [(burgers, "forward"), (burgers, "reverse"), (several, "forward"), (several, "reverse"), (arrow, "auto")],
+)
+def test_products_that_are_interleaved_in_memory_give_the_same(function, mode):
+    """Also of several outputs, an empty one and a scalar among them, and by both modes at once."""
+    x = torch.rand(12, dtype=torch.float64)
+    plan = covector.jacobian_plan(function, x, mode=mode)
+    other = replace(plan, interleaved=True)
+    torch.testing.assert_close(dense(other(x)), dense(plan(x)))
+    stacks = [stack for stack in (*other._column_groups, *other._row_groups) if len(stack) > 1]
+    assert stacks
+    assert all(stack.stride(0) == 1 for stack in stacks)
+
+
 @pytest.mark.sweep
 def test_inductor():
     """Once, to see that a plan goes through a real compiler."""
     x = torch.rand(30, dtype=torch.float64)
     plan = covector.hessian_plan(chain, x)
-    torch.testing.assert_close(plan.compile()(x).values(), plan(x).values())
+    fast = plan.compile()
+    torch.testing.assert_close(fast(x).values(), plan(x).values())
+    assert "interleaved" in fast.reason or fast.interleaved  # both ways were tried
 
 
 class Crossed(torch.autograd.Function):

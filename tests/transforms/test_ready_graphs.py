@@ -91,10 +91,40 @@ def test_every_tensor_has_a_place_for_the_compiler():
 
     tangents = torch.rand(2, 4, dtype=torch.float64)
     module = make_fx(pushed, tracing_mode="real")(tangents)
-    written_out(module)
+    written_out(module, [tangents])
     assert "aten._efficientzerotensor.default" not in operations(module)
     assert operations(module)[-2:] == ["aten.clone.default", "aten.index_add.default"]
     assert torch.equal(module(tangents), pushed(tangents))
+
+
+# Of a stack, indices and a matrix of them; the shape of the stack; how many sums are turned.
+SUMS = {
+    "along an axis": (lambda g, i, m: g.new_zeros(3, 5).index_add(1, i, g), (3, 4), 1),
+    "at a matrix of places": (lambda g, i, m: put(g.new_zeros(3, 5), [None, m], g, True), (3, 2, 2), 1),
+    "at pairs": (lambda g, i, m: put(g.new_zeros(3, 5, 5), [None, i, i], g.sin(), True), (3, 4), 1),
+    "twice": (lambda g, i, m: g.index_add(1, i % 4, g).cos().index_add(1, i % 4, g), (3, 4, 2), 2),
+    "along the first axis": (lambda g, i, m: g.new_zeros(9, 4).index_add(0, i[1:], g), (3, 4), 0),
+    "at two axes apart": (
+        lambda g, i, m: put(g.new_zeros(3, 5, 3, 5), [None, i, None, i], g, True),
+        (4, 3, 3),
+        0,
+    ),
+    "broadcast": (lambda g, i, m: put(g.new_zeros(2, 3, 5), [None, None, i], g, True), (3, 4), 0),
+    "times a factor": (lambda g, i, m: g.new_zeros(3, 5).index_add(1, i, g, alpha=2), (3, 4), 0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_follow_the_order_of_memory(name):
+    """Where the first axis is the innermost, it is moved last; the numbers stay what they are."""
+    function, shape, turned = SUMS[name]
+    stack = torch.rand(*shape[1:], shape[0], dtype=torch.float64).movedim(-1, 0)
+    for given, count in ((stack, turned), (stack.contiguous(), 0)):
+        arguments = (given, INDEX, INDEX.reshape(2, 2))
+        module = make_fx(function, tracing_mode="real")(*arguments)
+        written_out(module, arguments)
+        assert operations(module).count("aten.permute.default") == 3 * count
+        assert torch.equal(module(*arguments), function(*arguments))
 
 
 @pytest.mark.sweep

@@ -315,6 +315,6 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
     versions.require(versions.NEEDED_BY_INDUCTOR, "backend='inductor'")
     from torch._inductor import standalone_compile
 
-    written_out(program.module)
+    written_out(program.module, example)
     with torch.no_grad():
         return standalone_compile(program.module, list(example), dynamic_shapes="from_example_inputs")

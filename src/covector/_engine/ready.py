@@ -7,9 +7,9 @@ order. `written_out` is for inductor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,13 +57,17 @@ def short(module: GraphModule, constants: Mapping[int, Tensor]) -> GraphModule:
     return shortened
 
 
-def written_out(module: GraphModule) -> None:
+def written_out(module: GraphModule, example: Sequence[Tensor]) -> None:
     """Give every operation tensors that have a place for each element, as inductor takes for granted.
 
     It reads the zeros of forward mode, which are stored nowhere, and crashes; of an expanded tensor that an
     operation writes into a copy of, it makes the copy too small.
+
+    Sums at given places are turned such that they follow the order of memory: inductor takes that of the
+    axes, and goes through all places for each of the directions that are stacked along the first axis.
     """
     graph = module.graph
+    _turn_sums(graph, example)
     for node in graph.nodes:
         if node.target is _aten._efficientzerotensor.default:
             node.target = _aten.zeros.default
@@ -74,6 +78,70 @@ def written_out(module: GraphModule) -> None:
             )
         node.args = (whole, *node.args[1:])
     module.recompile()
+
+
+def _turn_sums(graph: Graph, example: Sequence[Tensor]) -> None:
+    """Move the first axis last in sums of what came from an input whose first axis is the innermost."""
+    inputs = dict(zip((node for node in graph.nodes if node.op == "placeholder"), example, strict=True))
+    reached = {node for node, tensor in inputs.items() if _first_is_innermost(tensor)}
+    for node in list(graph.nodes):
+        if reached.isdisjoint(node.all_input_nodes):
+            continue
+        added = _Sum.of(node)
+        if added is not None and added.leaves_first_axis(inputs):
+            node = added.turned(graph, inputs)
+        reached.add(node)
+
+
+def _first_is_innermost(tensor: Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.shape[0] > 1 and tensor.stride(0) == 1 < min(tensor.stride()[1:])
+
+
+class _Sum(NamedTuple):
+    """What an operation adds to a tensor, at which places: indices of its axes, or None."""
+
+    result: Node
+    target: Any
+    places: Any
+    source: Any
+
+    @classmethod
+    def of(cls, node: Node) -> _Sum | None:
+        if node.target is _aten.index_put.default and node.args[3:] == (True,):
+            return cls(node, *node.args[:3])
+        if node.target is _aten.index_add.default and len(node.args) == 4 and not node.kwargs:
+            target, axis, index, source = node.args
+            return cls(node, target, [*[None] * axis, index], source)  # type: ignore[operator]
+        return None
+
+    def leaves_first_axis(self, inputs: Mapping[Node, Tensor]) -> bool:
+        """Whether the first axes of target and source are the same, and no axis is added by broadcasting."""
+        used = [index for index in self.places if index is not None]
+        first = self.places.index(used[0])
+        whole, source, *indices = (_axes(node, inputs) for node in (self.result, self.source, *used))
+        adjacent = first > 0 and None not in self.places[first:]
+        return adjacent and source == whole - len(used) + max(indices)
+
+    def turned(self, graph: Graph, inputs: Mapping[Node, Tensor]) -> Node:
+        """The same sum with the first axis of both moved last, in place of what computes it."""
+        node, permute = self.result, _aten.permute.default
+        whole, source = _axes(node, inputs), _axes(self.source, inputs)
+        with graph.inserting_before(node):
+            into = graph.call_function(permute, (self.target, [*range(1, whole), 0]))
+            into = graph.call_function(
+                _aten.clone.default, (into,), {"memory_format": torch.contiguous_format}
+            )
+            what = graph.call_function(permute, (self.source, [*range(1, source), 0]))
+            added = graph.call_function(_aten.index_put.default, (into, self.places[1:], what, True))
+            result = graph.call_function(permute, (added, [whole - 1, *range(whole - 1)]))
+        result.meta.update(node.meta)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        return result
+
+
+def _axes(node: Node, inputs: Mapping[Node, Tensor]) -> int:
+    return int(inputs[node].dim() if node in inputs else node.meta["val"].dim())
 
 
 def _copies_and_writes(node: Node) -> bool:

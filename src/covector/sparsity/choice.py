@@ -1,4 +1,4 @@
-"""Choosing among plans for the same matrix by how long they take: a mode, and how many products at once."""
+"""Choosing among plans for the same matrix by how long they take: a mode, and how products are stored."""
 
 from __future__ import annotations
 
@@ -15,35 +15,43 @@ from covector._tree import Arguments
 from covector.errors import ForwardModeWarning
 from covector.sparsity.coloring import rivals
 from covector.sparsity.plan import SparsePlan, mode_of
+from covector.sparsity.programs import Programs
 
 # Runs of each plan; the fastest counts.
 _TRIALS = 5
-# At most so many products are compiled as a loop each, from so many elements on: 1 MB in double precision.
-_FEW = 8
-_CACHED = 2**17
 
 
-def rivals_of(plan: SparsePlan, backend: Any) -> list[SparsePlan]:
-    """The plan, and the other ways to compute the same that may be faster once they are compiled."""
-    if not plan._free or plan._point is None or plan.derivative.symmetric:
+def compiled(plan: SparsePlan, backend: Any) -> SparsePlan:
+    """The plan with its products compiled, in the way that is measured to be the fastest."""
+    ways = [_with_programs(way, backend) for way in _modes(plan)]
+    chosen = fastest(ways, plan._point)
+    if backend != "inductor" or not 1 < chosen.coloring.products <= chosen.chunk:
+        return chosen
+    # Loops that go through the products of an element first read an index, or a coefficient, once for all.
+    return fastest([*ways, _with_programs(replace(chosen, interleaved=True), backend)], plan._point)
+
+
+def _with_programs(plan: SparsePlan, backend: Any) -> SparsePlan:
+    return replace(plan, _programs=Programs.of(plan, backend))
+
+
+def _modes(plan: SparsePlan) -> list[SparsePlan]:
+    """The plan, and that of the other mode if it may be faster once it is compiled."""
+    if not plan._free or plan.derivative.symmetric:
         return [plan]
-    plans = [
-        replace(plan, coloring=coloring, mode=mode_of(coloring), chunk=min(plan.chunk, coloring.products))
-        for coloring in rivals(plan.pattern, plan.coloring)
+    whole = plan.chunk >= plan.coloring.products
+    return [
+        replace(
+            plan, coloring=other, mode=mode_of(other), chunk=max(other.products, 1) if whole else plan.chunk
+        )
+        for other in rivals(plan.pattern, plan.coloring)
     ]
-    if backend == "inductor":
-        plans += [replace(plan, chunk=1) for plan in plans if _exceeds_cache(plan)]
-    return plans
-
-
-def _exceeds_cache(plan: SparsePlan) -> bool:
-    """Whether there are a few products, so large that a compiler does better to write a loop for each."""
-    elements = plan.coloring.products * max(plan.pattern.shape)
-    return 1 < plan.coloring.products <= _FEW and elements > _CACHED and plan.chunk > 1
 
 
 def fastest(plans: list[SparsePlan], at: Arguments) -> SparsePlan:
     """The plan that is measured to take the least time, of those that give the same as the first."""
+    if len(plans) == 1:
+        return plans[0]
     expected = levels.bare(plans[0]._values(at)).detach()
     same = [plans[0], *(plan for plan in plans[1:] if _gives(plan, at, expected))]
     if len(same) == 1:
@@ -78,5 +86,5 @@ def _seconds(plan: SparsePlan, at: Arguments) -> float:
 def _way(plan: SparsePlan) -> str:
     """What tells a plan from others for the same matrix."""
     count = plan.coloring.products
-    one_by_one = ", one by one" if plan.chunk == 1 < count else ""
-    return f"{count} product{'' if count == 1 else 's'} by {plan.mode} mode{one_by_one}"
+    interleaved = ", interleaved" if plan.interleaved else ""
+    return f"{count} product{'' if count == 1 else 's'} by {plan.mode} mode{interleaved}"

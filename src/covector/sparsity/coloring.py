@@ -88,6 +88,12 @@ class Coloring:
         place = np.where(ahead, self.source % max(self.shape[0], 1), rest % max(self.shape[1], 1))
         return group, place, (self.products, max(self.shape))
 
+    def interleaved(self, pattern: SparsityPattern) -> Integers:
+        """`source` for products that are stored element by element, all products of one together."""
+        group, place, _ = self.layout(pattern)
+        back = self.forward * self.shape[0] + place * self.reverse + group - self.forward
+        return np.where(group < self.forward, place * self.forward + group, back)
+
     def __repr__(self) -> str:
         parts = [
             f"{count} group{'' if count == 1 else 's'} of {what}"

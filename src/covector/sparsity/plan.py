@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,7 +58,8 @@ class SparsePlan(Plan):
 
     `pattern` says which entries there are, `coloring` which rows or columns share a product, `mode` whether
     these are pulled back ("reverse"), pushed forward ("forward") or both, `fallbacks` which operations were
-    taken to mix all that they touch because there is no rule for them, with how often.
+    taken to mix all that they touch because there is no rule for them, with how often, `interleaved` whether
+    in memory the products stand element by element instead of one after the other.
     """
 
     derivative: Derivative = field(kw_only=True)
@@ -66,8 +69,9 @@ class SparsePlan(Plan):
     coloring: Coloring = field(kw_only=True)
     charts: tuple[Chart, Chart] = field(kw_only=True)
     output_spec: Spec = field(kw_only=True)
-    local: bool = field(kw_only=True, default=False)
-    fallbacks: dict[str, int] = field(kw_only=True, default_factory=dict)
+    local: bool = field(kw_only=True)
+    fallbacks: dict[str, int] = field(kw_only=True)
+    interleaved: bool = field(kw_only=True, default=False)
 
     @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,18 +92,16 @@ class SparsePlan(Plan):
 
         By what `covector.compile` is made of: the first call traces, compiles and compares with the eager
         result; tensors that the function captures are read at each call. Results carry no graph; inside
-        other transforms the plan is applied eagerly. Where the mode was left open and both take about as many
-        products, both are compiled now, and the one that is measured to be faster is kept.
+        other transforms the plan is applied eagerly. Where there are several ways to compute the same (both
+        modes, if that was left open and they take about as many products; for inductor, two orders of
+        the products in memory), each is compiled now, and the one that is measured to be the fastest is kept.
 
         Args:
             backend: "inductor" compiles to machine code, "replay" runs the traced operations one by one.
         """
-        from covector.sparsity.choice import fastest, rivals_of
-        from covector.sparsity.programs import Programs
+        from covector.sparsity.choice import compiled
 
-        here = replace(self, _executor=None)
-        plans = [replace(plan, _programs=Programs.of(plan, backend)) for plan in rivals_of(here, backend)]
-        return plans[0] if len(plans) == 1 or self._point is None else fastest(plans, self._point)
+        return compiled(replace(self, _executor=None), backend)
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
@@ -119,7 +121,7 @@ class SparsePlan(Plan):
     def tree(self, vector: Any) -> tuple[Any, ...]:
         """The positional arguments with the numbers of a flat NumPy vector."""
         inputs, _ = self.charts
-        if len(self.structure.kinds) != len(inputs.places) or self._example is None:
+        if len(self.structure.kinds) != len(inputs.places):
             raise ArgumentValueError(
                 f"{self.derivative.caller}: a flat vector can stand for the arguments only if all of them "
                 "are "
@@ -134,9 +136,9 @@ class SparsePlan(Plan):
         positional, _ = self._example.rebuild(inputs.from_coords(flat))
         return tuple(positional)
 
-    _example: Arguments | None = field(kw_only=True, default=None)
-    _point: Arguments | None = field(kw_only=True, default=None)
-    _free: bool = field(kw_only=True, default=False)
+    _example: Arguments = field(kw_only=True)
+    _point: Arguments = field(kw_only=True)
+    _free: bool = field(kw_only=True)
     _programs: Programs | None = field(kw_only=True, default=None)
     _executor: Any = field(kw_only=True, default=None)
 
@@ -173,12 +175,7 @@ class SparsePlan(Plan):
         if not parts:
             like = arguments.primals()[0]
             return Products(like.new_zeros(0), None)
-        dtype = parts[0].dtype
-        for part in parts:
-            dtype = torch.promote_types(dtype, part.dtype)
-        return Products(
-            torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0], evaluation
-        )
+        return Products(torch.cat(_promoted(parts)) if len(parts) > 1 else parts[0], evaluation)
 
     def _parts(self, arguments: Arguments) -> tuple[list[Tensor], Evaluation | None]:
         """The products by each side, flat, and the run that they came from if there was one here."""
@@ -200,7 +197,8 @@ class SparsePlan(Plan):
         return parts, evaluation
 
     def _applied(self, derivative: LinearMap, groups: list[Tensor]) -> Tensor:
-        return flat_of(derivative.apply_batch(groups, chunk_size=self.chunk))
+        products = rows_of(derivative.apply_batch(groups, chunk_size=self.chunk))
+        return (products.T if self.interleaved else products).reshape(-1)
 
     def _read_off(self, flat: Tensor) -> Tensor:
         """The entries of the pattern, row by row, from all products."""
@@ -208,15 +206,20 @@ class SparsePlan(Plan):
 
     @lazy
     def _source(self) -> Tensor:
-        return torch.from_numpy(self.coloring.source)
+        coloring = self.coloring
+        return torch.from_numpy(coloring.interleaved(self.pattern) if self.interleaved else coloring.source)
 
     @lazy
     def _column_groups(self) -> list[Tensor]:
-        return sums(self.coloring.columns, self.coloring.forward, self.charts[0])
+        return self._groups(self.coloring.columns, self.coloring.forward, self.charts[0])
 
     @lazy
     def _row_groups(self) -> list[Tensor]:
-        return sums(self.coloring.rows, self.coloring.reverse, self.charts[1])
+        return self._groups(self.coloring.rows, self.coloring.reverse, self.charts[1])
+
+    def _groups(self, colors: Any, count: int, chart: Chart) -> list[Tensor]:
+        groups = sums(colors, count, chart)
+        return [_innermost(stack) for stack in groups] if self.interleaved else groups
 
     @lazy
     def _blocks(self) -> list[list[Block]]:
@@ -255,7 +258,7 @@ class SparsePlan(Plan):
         from covector._tasks.mapping import check_executor
 
         check_executor(self.derivative.caller.verb, executor)
-        return replace(self, _executor=executor, _programs=None)
+        return replace(self, _executor=executor, _programs=None, interleaved=False)
 
     def save(self, path: Any) -> None:
         """Write what was decided to a file (`.npz`, without pickle); `jacobian_plan.load` reads it."""
@@ -287,18 +290,25 @@ def mode_of(coloring: Coloring) -> str:
     return "both" if coloring.reverse else "forward"
 
 
+def _promoted(parts: list[Tensor]) -> list[Tensor]:
+    """The same numbers in one dtype."""
+    dtype = reduce(torch.promote_types, [part.dtype for part in parts])
+    return [part.to(dtype) for part in parts]
+
+
+def _innermost(stack: Tensor) -> Tensor:
+    """The same tensors, stacked in memory along the last axis."""
+    return stack.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
 def _spans(chart: Chart) -> list[Span]:
     return [Span(place.start, place.stop) for place in chart.places]
 
 
-def flat_of(images: list[Tensor]) -> Tensor:
-    """The images of some groups one after the other, those of several tensors side by side."""
-    if len(images) == 1:
-        return images[0].reshape(-1)
-    dtype = images[0].dtype
-    for image in images:
-        dtype = torch.promote_types(dtype, image.dtype)
-    return torch.cat([image.reshape(image.shape[0], -1).to(dtype) for image in images], dim=1).reshape(-1)
+def rows_of(images: list[Tensor]) -> Tensor:
+    """A row for each group: its images in several tensors side by side."""
+    rows = [image.reshape(image.shape[0], prod(image.shape[1:])) for image in images]
+    return torch.cat(_promoted(rows), dim=1) if len(rows) > 1 else rows[0]
 
 
 def sums(colors: Any, count: int, chart: Chart) -> list[Tensor]:

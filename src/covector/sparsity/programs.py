@@ -34,7 +34,6 @@ def _compiled(
 ) -> Callable[[Arguments], Any]:
     """A function of the arguments of a call, compiled as one of the tensors among them."""
     example = plan._example
-    assert example is not None
     template = list(example.leaves)
 
     def of_tensors(*tensors: Tensor) -> Any:

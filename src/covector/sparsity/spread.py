@@ -17,7 +17,7 @@ from covector._tasks.sending import Span
 from covector._tree import Arguments
 from covector.errors import Caller, RandomnessError
 from covector.sparsity.derivative import Derivative
-from covector.sparsity.plan import Selection, SparsePlan, flat_of, sums
+from covector.sparsity.plan import Selection, SparsePlan, rows_of, sums
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _computed(job: ProductsJob, count: int, size: int, executor: Any) -> Tensor:
     each = job.chart.size * 8
     for block in blocks(executor, job, spans(0, count, size), size * each):
         gathered.add(block.span.start, block.images)
-    return flat_of(gathered.whole())
+    return rows_of(gathered.whole()).reshape(-1)
 
 
 def _detached(leaf: Any) -> Any:
