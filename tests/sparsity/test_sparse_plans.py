@@ -397,7 +397,7 @@ def test_products_that_are_interleaved_in_memory_give_the_same(function, mode):
     plan = covector.jacobian_plan(function, x, mode=mode)
     other = replace(plan, interleaved=True)
     torch.testing.assert_close(dense(other(x)), dense(plan(x)))
-    stacks = [stack for stack in (*other._column_groups, *other._row_groups) if len(stack) > 1]
+    stacks = [stack for stack in (*other._column_groups, *other._row_groups) if min(stack.shape) > 1]
     assert stacks
     assert all(stack.stride(0) == 1 for stack in stacks)
 
