@@ -1,6 +1,7 @@
 """Detection: no entry is ever missing, and on most functions none is too many."""
 
 import functools
+import gc
 import warnings
 
 import pytest
@@ -182,3 +183,22 @@ def test_rules_are_for_operations_that_exist():
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     unknown = [name for name in RULES if not hasattr(torch.ops.aten, name)]
     assert unknown == [name for name, since in DROPPED.items() if release >= since]
+
+
+@pytest.mark.parametrize("name", ["burgers", "sort", "lists of tensors", "folded columns", "scatter_add"])
+def test_what_was_followed_is_released_at_once(name):
+    """Not when garbage is collected: a large program would be held beside what is computed next."""
+    case = next(case for case in FUNCTIONS if str(case) == name)
+    covector.sparsity(case.function, case.at(0))  # what is cached is no garbage
+    gc.collect()
+    gc.disable()
+    try:
+        covector.sparsity(case.function, case.at(0))
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [type(each).__name__ for each in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not {"Tracker", "Storages", "Operation"} & set(kept)

@@ -185,8 +185,11 @@ class Storages:
             self._known.pop(key, None)
             return
 
+        mine = weakref.ref(self)  # not itself, or what is known would outlive it until garbage is collected
+
         def released(_: Any) -> None:
-            self._known.pop(key, None)
+            if (storages := mine()) is not None:
+                storages._known.pop(key, None)
 
         self._known[key] = (weakref.ref(storage, released), value)
 

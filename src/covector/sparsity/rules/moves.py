@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,13 +91,16 @@ def _among_choices(operation: Operation, source: Dependence) -> Dependence | Non
     return selected(source, pattern)
 
 
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The function of an argument; of a list, of each item."""
+    return [function(item) for item in value] if isinstance(value, list | tuple) else function(value)
+
+
 def _run(operation: Operation, moved: Sequence[str], given: dict[str, Any]) -> Dependences:
     parts: list[Dependence] = []
 
     def stand_in(value: Any, name: str) -> Any:
         """A place among the numbers for each tensor that is moved."""
-        if isinstance(value, list | tuple):
-            return [stand_in(item, name) for item in value]
         if not isinstance(value, Tensor):
             return NONE if name == "value" else value
         found = given.get(name, operation.dependence(value))
@@ -108,7 +112,7 @@ def _run(operation: Operation, moved: Sequence[str], given: dict[str, Any]) -> D
     arguments = dict(operation.call.arguments)
     for name in moved:
         if name in arguments:
-            arguments[name] = stand_in(arguments[name], name)
+            arguments[name] = _each(partial(stand_in, name=name), arguments[name])
     for name in ("value", "padding_idx"):
         if name in arguments and not isinstance(arguments[name], Tensor | Dependence):
             arguments[name] = NONE if name == "value" else -1
@@ -118,8 +122,6 @@ def _run(operation: Operation, moved: Sequence[str], given: dict[str, Any]) -> D
     as_float = any(part in operation.name for part in _AS_FLOAT)
 
     def fill(value: Any) -> Any:
-        if isinstance(value, list):
-            return [fill(item) for item in value]
         tensor = next(ids) if isinstance(value, Dependence) else value
         if isinstance(tensor, Tensor):
             tensor = tensor.double() if as_float else tensor
@@ -128,7 +130,7 @@ def _run(operation: Operation, moved: Sequence[str], given: dict[str, Any]) -> D
 
     for name in moved:
         if name in arguments:
-            arguments[name] = fill(arguments[name])
+            arguments[name] = _each(fill, arguments[name])
     if "out" in arguments:
         raise NoRule
     found = operation.call.function(**arguments)
