@@ -165,12 +165,27 @@ def steep(x):
     return (x * torch.where(torch.arange(len(x)) % 67 == 5, 9.0, 1.0)).exp()
 
 
-def test_cells_that_disagree_lead_to_the_columns_that_own_them():
+@pytest.mark.parametrize(
+    ("function", "look"),
+    [(steep, "element by element"), (lambda x: torch.stack([steep(x), x]), "along aligned axes")],
+)
+def test_cells_that_disagree_lead_to_the_columns_that_own_them(function, look):
     x = torch.linspace(1, 2, 300, dtype=torch.float64, requires_grad=True)
-    report = covector.check(steep, x)
+    report = covector.check(function, x)
     assert report
-    assert "along aligned axes," in report.method
+    assert f"{look}, step" in report.method
     assert report.evaluations < 100
+
+
+def test_each_cell_is_compared_at_the_shortest_step_that_shows_an_error_there():
+    """Large outputs ask for longer steps, with which the truncation error of the others would show."""
+    comparison = examiner(torch.sinh, torch.linspace(-9, 9, 400, dtype=torch.float64, requires_grad=True))
+    suspects = comparison.examine(elementwise(comparison.numeric.problem, 0))[0]
+    assert 0 < suspects.cells.sum() < 100
+    assert len(np.unique(abs(suspects.steps).max(1))) == len(suspects) > 1
+    report = covector.check(torch.sinh, comparison.numeric.problem.originals)
+    assert report
+    assert report.evaluations < 300
 
 
 @pytest.mark.parametrize("missing", [False, True])

@@ -53,8 +53,6 @@ class _Decision:
 
     def agree(self, looks: Sequence[Look]) -> bool:
         """Whether these looks leave no doubt."""
-        if looks[0].name == "elementwise":
-            return self._agrees_at_once(looks[0])
         self._record.take("axes" if any(look.name == "axes" for look in looks) else looks[0].name)
         for look in looks:
             self._numeric.limit += 2 * len(look)
@@ -62,29 +60,26 @@ class _Decision:
             self._record.show(visible)
             if suspects is None:
                 continue
-            self._record.suspected = True
-            self._numeric.problem.require_pure()
+            if look.guessed and (suspects.many or self._numeric.columns_are_cheap):
+                self._record.drop_look()  # the guess itself may be wrong
+                return False
             remaining = self._examiner.doubled(suspects)
-            if remaining is not None and not self._cleared(remaining):
+            self._record.suspected = True
+            if remaining is None:
+                continue
+            self._numeric.problem.require_pure()
+            if not self._cleared(remaining):
                 return False
         return True
 
-    def _agrees_at_once(self, guess: Look) -> bool:
-        """Whether the guess agrees; if not, it may be the guess that is wrong, and nothing follows."""
-        self._numeric.limit += 2 * len(guess)
-        suspects, visible = self._examiner.examine(guess)
-        if suspects is None:
-            self._record.take(guess.name)
-            self._record.show(visible)
-        return suspects is None
-
     def _cleared(self, suspects: Suspects) -> bool:
-        if suspects.look.groups.shape[1] == 1:
-            columns, steps = suspects.look.groups[:, 0], suspects.steps[:, 0]
+        look = suspects.look
+        if look.groups.shape[1] == 1:
+            columns, steps = look.groups[:, 0], suspects.steps[:, 0]
             return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
-        if not suspects.look.shared and self._owners_explain(suspects):
+        if not look.shared and self._owners_explain(suspects):
             return True
-        if self._record.failed or not suspects.steady or self._examiner.hides(suspects):
+        if look.guessed or self._record.failed or not suspects.steady or self._examiner.hides(suspects):
             return False
         return self._few_columns_explain(suspects)
 
@@ -93,23 +88,23 @@ class _Decision:
 
         If such a column moves its cell by itself as the whole group did, no other column had a part in it.
         """
-        groups, cells = np.nonzero(suspects.cells)
-        look, steps = suspects.look, suspects.steps[groups, cells][:, None]
-        owners = look.groups[groups, cells]
-        if 2 * len(owners) > look.size:  # as many runs as moving each column
+        if suspects.many:  # as many runs as moving each column
             return False
-        self._numeric.limit += 2 * len(owners)
-        alone = self._numeric.singly(owners, steps[:, 0])
+        look, (groups, cells) = suspects.look, np.nonzero(suspects.cells)
+        owners, steps = look.owned(look.groups, groups, cells), look.owned(suspects.steps, groups, cells)
+        self._numeric.limit += 2 * owners.size
+        alone = self._numeric.singly(owners.ravel(), steps.ravel())
         with np.errstate(all="ignore"):
-            cotangents, each = self._analytic.cotangents, np.arange(len(owners))
+            cotangents, each = self._analytic.cotangents, np.repeat(np.arange(len(cells)), look.owners)
             by_all = look.cells(cotangents, suspects.plain)[:, groups, cells]
-            by_owner = look.cells(cotangents, alone)[:, each, cells]
+            by_each = look.cells(cotangents, alone)[:, np.arange(owners.size), cells[each]]
+            by_owners = by_each.reshape(-1, *owners.shape).sum(2)
             noise = np.broadcast_to(self._examiner.noise(look), suspects.cells.shape)[groups, cells]
             share = look.share * self._tol.atol * look.least(suspects.steps)[groups, 0]
-            explained = (abs(by_all - by_owner) <= noise + share) | (by_all == by_owner)
+            explained = (abs(by_all - by_owners) <= noise + share) | (by_all == by_owners)
         if not explained.all():
             return False
-        return Entries(self._examiner, self._record, owners, steps[:, 0], alone).pass_all()
+        return Entries(self._examiner, self._record, owners.ravel(), steps.ravel(), alone).pass_all()
 
     def _few_columns_explain(self, suspects: Suspects) -> bool:
         """Whether groups are off by a few columns only, and these are right all the same.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,11 @@ class Suspects:
     def __len__(self) -> int:
         return len(self.look)
 
+    @property
+    def many(self) -> bool:
+        """Whether moving the owners of these cells takes as many runs as moving each column."""
+        return 2 * self.look.owners * int(self.cells.sum()) > self.look.size
+
     def part(self, some: np.ndarray | slice) -> Suspects:
         """Some of the groups."""
         arrays = {name: getattr(self, name)[some] for name in _BY_GROUP}
@@ -52,39 +57,45 @@ class Examiner:
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
 
     def examine(self, look: Look) -> tuple[Suspects | None, float]:
-        """The groups of which some cell disagrees, with the shortest steps that show an entry.
+        """The groups of which some cell disagrees, each cell with the shortest step that shows an entry.
 
         And the smallest error of an entry that would have shown.
         """
-        noise = self.noise(look)
-        steps = self._visible_steps(look, noise)
-        with np.errstate(all="ignore"):
-            visible = float((noise / look.least(steps)).max()) + look.share * self.tol.atol
-        size = self.numeric.columns_at_once
-        if len(look) <= size:
-            differences = look.differences(self.numeric, steps)
-            return self._suspicious(look, steps, differences, noise), visible
-        found = []
-        for start in range(0, len(look), size):
-            span = slice(start, start + size)
-            part, made = look.part(span), steps[span]
-            differences = part.differences(self.numeric, made)
-            found.append(self._suspicious(part, made, differences, noise[span]))
-        return _joined(found), visible
+        found, visible = [], 0.0
+        for part, noise, length, which in self._parts(look):
+            steps = part.steps(self.numeric, length)
+            with np.errstate(all="ignore"):
+                hidden = noise / part.least(steps)
+            visible = max(visible, float(hidden.max(where=which, initial=0.0)))
+            differences = part.differences(self.numeric, steps)
+            found.append(self._suspicious(part, steps, differences, noise, which))
+        return _joined(found), visible + look.share * self.tol.atol
+
+    def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, np.ndarray]]:
+        """What is differenced at once: some groups, their noise, the length of a step, and for which cells."""
+        noise, size = self.noise(look), self.numeric.columns_at_once
+        for length, which in self._lengths(look, noise):
+            if len(look) <= size and which.all():
+                yield look, noise, length, which
+                continue
+            groups = np.flatnonzero(which.any(1))
+            for start in range(0, len(groups), size):
+                some = groups[start : start + size]
+                yield look.part(some), noise[some], length, which[some]
 
     def doubled(self, suspects: Suspects) -> Suspects | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
-        alone = len(suspects) == 1 and not suspects.look.shared  # a judge costs little more
+        alone = suspects.look.groups.size == 1  # a judge costs little more
         if alone or self.hides(suspects) or self._gross(suspects):
             return suspects
         worst = suspects.part(slice(0, 1))
         far = self._twice_as_far(worst)
         remaining = self._extrapolated(worst, far)
-        if remaining is not None:
+        if remaining is not None and not (remaining.look.guessed and remaining.cells.sum() < worst.cells.sum()):
             return replace(suspects, steady=self._steady(worst, far))
         size = self.numeric.columns_at_once
         parts = [suspects.part(slice(start, start + size)) for start in range(1, len(suspects), size)]
-        return _joined([self._extrapolated(part, self._twice_as_far(part)) for part in parts])
+        return _joined([remaining, *(self._extrapolated(part, self._twice_as_far(part)) for part in parts)])
 
     def _twice_as_far(self, suspects: Suspects) -> np.ndarray:
         """Half the differences with doubled steps."""
@@ -96,29 +107,39 @@ class Examiner:
         look, near = suspects.look, suspects.plain
         with np.errstate(all="ignore"):
             better = (4 * near - far) / 3
-        return self._suspicious(look, suspects.steps, better, 2 * self.noise(look), near)
+        return self._suspicious(look, suspects.steps, better, 2 * self.noise(look), suspects.cells, near)
 
     def noise(self, look: Look) -> np.ndarray:
         """How far rounding may put the cells of a look off."""
         return constants.SIGMAS * look.noise(self.numeric, self.analytic)
 
     def hides(self, suspects: Suspects) -> bool:
-        """Whether noise would hide what one entry is allowed from some cell of these groups."""
+        """Whether noise would hide what one entry is allowed from some of these cells."""
         look = suspects.look
-        return bool((~(self.noise(look) <= 0.5 * self.tol.atol * look.least(suspects.steps))).any())
+        hidden = ~(self.noise(look) <= 0.5 * self.tol.atol * look.least(suspects.steps))
+        return bool((hidden & suspects.cells).any())
 
     def off(self, look: Look, steps: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """What the cells of a look are off by."""
         with np.errstate(all="ignore"):
             return look.cells(self.analytic.cotangents, differences) - look.expected(self.analytic, steps)
 
-    def _visible_steps(self, look: Look, noise: np.ndarray) -> np.ndarray:
-        """The shortest steps with which one wrong entry would show; the usual ones if it never would."""
+    def _lengths(self, look: Look, noise: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+        """The lengths of steps, and the cells in which each is the first to show a wrong entry.
+
+        Where none does, it is the usual one. Of many groups all have one length: another costs runs of each.
+        """
         with np.errstate(all="ignore"):
-            shows = float((noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))).max())
-        # A little more, for the rounding of steps.
-        enough = (length for length in look.lengths if length >= 1.001 * shows)
-        return look.steps(self.numeric, next(enough, 1.0))
+            # A little more, for the rounding of steps.
+            needed = 1.001 * noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
+        if len(look) > 1 or self.numeric.columns_are_cheap:
+            needed = np.full_like(needed, needed.max())
+        lengths = list(look.lengths)
+        if (needed <= lengths[0]).all():
+            yield lengths[0], np.ones(noise.shape, dtype=bool)
+            return
+        chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
+        yield from ((float(length), chosen == length) for length in np.unique(chosen))
 
     def _suspicious(
         self,
@@ -126,9 +147,13 @@ class Examiner:
         steps: np.ndarray,
         differences: np.ndarray,
         noise: np.ndarray,
+        which: np.ndarray,
         plain: np.ndarray | None = None,
     ) -> Suspects | None:
-        """The groups that are off beyond their noise by more than a share of what an entry is allowed."""
+        """The groups that are off beyond their noise by more than a share of what an entry is allowed.
+
+        `which` says which cells of each group are looked at.
+        """
         off, allowed = abs(self.off(look, steps, differences)), self.tol.atol * look.least(steps)
         hidden = ~(noise <= 0.5 * allowed)
         plain = differences if plain is None else plain
@@ -137,7 +162,7 @@ class Examiner:
         with np.errstate(all="ignore"):
             excess = (off - noise) / allowed
             excess = np.where(hidden, np.maximum(1.0, off / noise), excess)
-        cells = np.where(np.isnan(excess), np.inf, excess).max(0)
+        cells = np.where(which, np.where(np.isnan(excess), np.inf, excess).max(0), -np.inf)
         worst = cells.max(1)
         bad = np.flatnonzero(worst > look.share)
         if len(bad) == 0:

@@ -49,6 +49,8 @@ class Look:
     """The sums of numbers of each output, in rows, for each cell; None: one cell for all."""
     owners: int = 1
     """How many columns of a group own each cell: one of each input, if all are moved together."""
+    guessed: bool = False
+    """Whether the owners are a guess that nothing supports yet: where many cells disagree, it is wrong."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -127,6 +129,10 @@ class Look:
             return analytic.mixed_along(self.moves(steps))[:, :, None]
         return self._by_owner(analytic.mixed[:, self.groups] * steps)
 
+    def owned(self, values: np.ndarray, groups: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        """Of values of the columns of each group, those of the owners of these cells: cell, owner."""
+        return values.reshape(len(self), self.owners, -1)[groups, :, cells]
+
     def _by_owner(self, values: np.ndarray) -> np.ndarray:
         """The sums, for each cell, of what belongs to the columns that own it."""
         if self.owners == 1:
@@ -186,7 +192,7 @@ def elementwise(problem: Problem, seed: int) -> Look | None:
     owned = np.concatenate(by_element, 1).T
     groups, drawn = owned.reshape(1, -1), weights(problem.inputs.size, seed + 1).numpy()
     gathered = partial(_summed_along, aligned, outputs)
-    return Look("elementwise", groups, drawn[groups], groups.size, gathered, owners=len(owned))
+    return Look("elementwise", groups, drawn[groups], groups.size, gathered, len(owned), guessed=True)
 
 
 def may_align(problem: Problem) -> bool:
@@ -297,13 +303,13 @@ def _match(
 
 def ladder(numeric: Numeric, probes: int, seed: int) -> Iterator[list[Look]]:
     """The looks in the order of their price; the next ones are made if those before could not decide."""
-    height, width = numeric.problem.shape
+    width = numeric.problem.inputs.size
     if 0 < probes < width:
         yield [signs(width, probes, seed)]
     guess = elementwise(numeric.problem, seed)
     if guess is not None:
         yield [guess]
-    if width * (width + height) > constants.FEW_NUMBERS and may_align(numeric.problem):
+    if not numeric.columns_are_cheap and may_align(numeric.problem):
         looks = axes(numeric, seed)
         if 2 * sum(map(len, looks)) <= width:
             yield looks

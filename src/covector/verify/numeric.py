@@ -217,6 +217,12 @@ class Numeric:
         return differences
 
     @property
+    def columns_are_cheap(self) -> bool:
+        """Whether one batch of single columns costs less than moving them together and asking who did what."""
+        height, width = self.problem.shape
+        return width * (width + height) <= constants.FEW_NUMBERS
+
+    @property
     def knows_columns(self) -> bool:
         """Whether every column was differenced by itself, and kept."""
         return self._kept is not None and bool(self._known.all())

@@ -46,6 +46,11 @@ class Record:
         self._looks.append(look)
         self.visible, self.cut_short, self._judged = 0.0, False, {}
 
+    def drop_look(self) -> None:
+        """The last look told nothing."""
+        self._looks.pop()
+        self.visible = 0.0
+
     def show(self, error: float) -> None:
         """An error of this size would have shown, where it was looked for last."""
         self.visible = max(self.visible, error)
