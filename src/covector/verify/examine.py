@@ -91,7 +91,9 @@ class Examiner:
         worst = suspects.part(slice(0, 1))
         far = self._twice_as_far(worst)
         remaining = self._extrapolated(worst, far)
-        if remaining is not None and not (remaining.look.guessed and remaining.cells.sum() < worst.cells.sum()):
+        if remaining is not None and not (
+            remaining.look.guessed and remaining.cells.sum() < worst.cells.sum()
+        ):
             return replace(suspects, steady=self._steady(worst, far))
         size = self.numeric.columns_at_once
         parts = [suspects.part(slice(start, start + size)) for start in range(1, len(suspects), size)]

@@ -259,7 +259,7 @@ class Stencils:
 
         Longer stencils may have stepped over the function: a fast wave has no slope on the average.
         """
-        moved = float(np.nanmax([one.moved[row] for one in self.taken]))
+        moved = max((float(one.moved[row]) for one in self.taken if one.moved[row] >= 0), default=0.0)
         reach = moved / (4 * abs(analytic)) if analytic else np.inf
         return max(reach, self.shortest) if 0 < reach < np.inf else np.inf
 
