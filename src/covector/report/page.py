@@ -176,18 +176,20 @@ def _entries(mismatches: Iterable[Mismatch]) -> str:
 
 def _table(table: Table) -> str:
     """Any table of a report."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    head = "".join(
+        f'<th{_kind([row[at] for row in table.rows])} scope="col">{escape(name)}</th>'
+        for at, name in enumerate(table.columns)
+    )
     rows = "".join(
-        "<tr>"
-        + "".join(f"<td{_KIND.get(type(value), '')}>{ticked(cell(value))}</td>" for value in row)
-        + "</tr>"
+        "<tr>" + "".join(f"<td{_kind([value])}>{ticked(cell(value))}</td>" for value in row) + "</tr>"
         for row in table.rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-# How a cell is shown that holds a number.
-_KIND = {float: ' class="value"', int: ' class="value"'}
+def _kind(values: list[Any]) -> str:
+    """How cells are shown that hold numbers."""
+    return ' class="value"' if any(type(value) in (int, float) for value in values) else ""
 
 
 def _tables(report: Report) -> str:

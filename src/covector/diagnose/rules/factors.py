@@ -60,6 +60,8 @@ def _sizes(side: Side) -> Iterator[tuple[int | None, int, str]]:
 
 def _named(c: float, s: Suspect) -> tuple[str, str]:
     """What a factor is the size of, if of anything, and what to look at then."""
+    if s.value.numel() == 1 and (name := _of_value(c, float(s.value[0]))):
+        return f"; {written(c)} is {name}", "the chain rule: the output itself may be a factor in it"
     if abs(c - 2) < NEAR:
         return "", "a term that is added twice, or a factor 1/2 that was left out"
     if abs(c - 0.5) < NEAR:
@@ -76,6 +78,15 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
                     "a sum that became a mean over that dimension",
                 )
     return "", ""
+
+
+def _of_value(c: float, value: float) -> str:
+    """What a factor is of the only output, if anything."""
+    names = {1: "the output itself", -1: "one over the output", 2: "the square of the output"}
+    for exponent, name in names.items():
+        if value and abs(abs(value) - 1) > 0.1 and abs(c - value**exponent) < 1e-5 * abs(c):
+            return name
+    return ""
 
 
 def power(case: Case) -> Iterator[Observation]:
