@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -309,6 +310,7 @@ class Session:
         if not folder or report is None:
             return ""
         from covector._index import write_page
+        from covector.errors import StorageError
 
         # A test runs in one worker; what runs outside of tests may run in each.
         worker = getattr(self.config, "workerinput", {}).get("workerid", "")
@@ -318,7 +320,11 @@ class Session:
             stem += f"-{zlib.crc32(test.encode()):08x}"
         self.pages.append(stem)
         name = f"{stem}-{self.pages.count(stem)}.html"
-        write_page(Path(folder), name, report, test)
+        try:
+            write_page(Path(folder), name, report, test)
+        except StorageError as error:  # a test does not fail for its page
+            warnings.warn(str(error), stacklevel=1)
+            return ""
         return name
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -362,13 +368,17 @@ class Session:
         folder = self.config.option.covector_report
         if folder and not hasattr(self.config, "workerinput"):
             from covector._index import Line, write_index
+            from covector.errors import StorageError
 
             lines = [
                 Line(c.test, c.what, c.outcome, c.seconds, c.text, c.page, c.hint, self.ended.get(c.test, ""))
                 for c in self.checks
                 if c.outcome != "passed"
             ]
-            write_index(Path(folder), f"{counted(len(lines), 'check')} did not pass", lines)
+            try:
+                write_index(Path(folder), f"{counted(len(lines), 'check')} did not pass", lines)
+            except StorageError as error:
+                warnings.warn(str(error), stacklevel=1)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What was checked, in how much time."""

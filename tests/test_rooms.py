@@ -16,6 +16,7 @@ SOURCE = Path(covector.__file__).parent
 ROOMS = [
     "_lazy",
     "errors",
+    "_files",
     "_tree",
     "_chart",
     "_engine",

@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from covector._files import write_text
 from covector.report.page import GENERATOR, page, ticked
 from covector.report.report import Report
 
@@ -54,14 +55,14 @@ def clear(folder: Path) -> None:
 def write_page(folder: Path, name: str, report: Report, of: str) -> None:
     """Write the page of a check that belongs to a test or a case, with a link back to the index."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(page(report, of=of, index=NAME), encoding="utf-8")
+    write_text(folder / name, page(report, of=of, index=NAME))
 
 
 def write_index(folder: Path, title: str, lines: Sequence[Line]) -> Path:
     """Write `index.html` into a folder, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    path.write_text(_page(title, lines), encoding="utf-8")
+    write_text(path, _page(title, lines))
     return path
 
 

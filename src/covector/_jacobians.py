@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart import AnyPlace, Chart
+from covector._chart import AnyPlace, Chart, overlaps
 from covector._engine import graph
 from covector._tree import Arguments, flatten
 from covector.errors import (
+    ArgumentTypeError,
     ArgumentValueError,
     ComplexOutputError,
     DeprecatedNameWarning,
@@ -23,6 +24,7 @@ from covector.errors import (
     UnsteadyOutputError,
     warn,
 )
+from covector.transforms._door import summary
 from covector.verify.leaves import is_differentiable, shifted
 from covector.verify.vectors import unit
 
@@ -66,6 +68,8 @@ def get_numerical_jacobian(
         )
     if not any(map(is_differentiable, outputs)):
         raise EmptyError("get_numerical_jacobian: the function returned nothing to difference.")
+    for variable in targets:
+        _movable("get_numerical_jacobian", variable)
     differences = (_Differences("get_numerical_jacobian", fn, (args,), outputs, v, eps) for v in targets)
     return tuple(each.blocks()[0] for each in differences)
 
@@ -107,7 +111,7 @@ def get_numerical_jacobian_wrt_specific_input(
                 [0., 4.]], dtype=torch.float64)
     """
     name = "get_numerical_jacobian_wrt_specific_input"
-    variable = inputs[input_idx] if input is None else input
+    variable = _movable(name, inputs[input_idx] if input is None else input)
     if not variable.requires_grad:
         raise EmptyError(f"{name}: the input does not require grad; call its .requires_grad_().")
     tensors = _tensors(outputs)
@@ -150,6 +154,10 @@ def get_analytical_jacobian(
     """
     _deprecated("get_analytical_jacobian", "covector.jacrev gives the Jacobian, covector.check compares it")
     _require_one("get_analytical_jacobian", grad_out)
+    if not isinstance(output, Tensor):
+        raise ArgumentTypeError(
+            f"get_analytical_jacobian: the output must be a tensor, got {summary(output)}."
+        )
     if output.is_complex():
         raise ComplexOutputError(
             "get_analytical_jacobian: a complex output has two Jacobians; pass output.real or output.imag."
@@ -268,6 +276,17 @@ def _variables(args: Sequence[Any]) -> list[Tensor]:
     arguments = Arguments(args, {})
     arguments.select(arguments.slots, single=False)
     return arguments.only(lambda leaf: is_differentiable(leaf) and leaf.requires_grad).primals()
+
+
+def _movable(name: str, variable: Any) -> Tensor:
+    """The input, if it is a tensor of which one element can be moved without the others."""
+    if not is_differentiable(variable):
+        raise ArgumentTypeError(
+            f"{name}: the input must be a floating-point or complex tensor, got {summary(variable)}."
+        )
+    if overlaps(variable):
+        raise ArgumentValueError(f"{name}: elements of the input share memory. Pass its .contiguous().")
+    return variable
 
 
 def _tensors(returned: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ from covector._index import write_page
 from covector._pool import Ended
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
-from covector.errors import CaseError, GradcheckError
+from covector.errors import CaseError, GradcheckError, StorageError
 from covector.kernels.door import check_kernel
 from covector.report.report import Report
 
@@ -155,8 +155,12 @@ def _with_keywords(case: Case) -> Any:
 
 
 def _page(report: Report, request: Request) -> str:
-    """The name of the page that shows a report."""
+    """The name of the page that shows a report; none if it could not be written."""
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", str(request)).strip("-.")[-150:] + ".html"
     folder = Path(request.pages or "")
-    write_page(folder, name, report, str(request))
+    try:
+        write_page(folder, name, report, str(request))
+    except StorageError as error:
+        print(error)  # the verdict stands, and is shown with this
+        return ""
     return name

@@ -258,7 +258,7 @@ def select_all(args: Sequence[Any]) -> Arguments:
 def _requested(
     caller: Caller, argnums: Argnums, argnames: Argnames, count: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+    names = (argnames,) if isinstance(argnames, str) else _texts(caller, argnames)
     if argnums is None:
         positions = tuple(range(count))
     elif isinstance(argnums, tuple):
@@ -283,6 +283,17 @@ def _requested(
             "Name at least one argument."
         )
     return positions, names
+
+
+def _texts(caller: Caller, argnames: Argnames) -> tuple[str, ...]:
+    if argnames is None:
+        return ()
+    if not isinstance(argnames, tuple | list) or not all(isinstance(name, str) for name in argnames):
+        raise ArgumentTypeError(
+            f"{caller}: argnames must be a name or a tuple of names, got {argnames!r} "
+            f"({type(argnames).__name__})."
+        )
+    return tuple(argnames)
 
 
 def _position(caller: Caller, argnum: Any, count: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from covector._tree import flatten, unflatten
 from covector.errors import ArgumentTypeError, Caller
 from covector.report.report import Report
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.verify.arguments import caller_of
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
@@ -57,6 +57,7 @@ def check_adjoint(A: Callable[..., Any], At: Callable[..., Any], x: Any, y: Any,
             raise ArgumentTypeError(f"{caller}: {name} holds no floating-point tensor, got {summary(tree)}.")
     if not callable(At):
         raise ArgumentTypeError(f"{caller}: the adjoint must be a function, got {summary(At)}.")
+    check_seed("check_adjoint", seed)
     generator = torch.Generator().manual_seed(seed)
     with unchanged(A), torch.no_grad():
         pairs = [(x, y), *((_like(x, generator), _like(y, generator)) for _ in range(_PAIRS))]

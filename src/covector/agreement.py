@@ -23,7 +23,7 @@ from covector.kernels.row import Row, Status, row_of
 from covector.kernels.subject import Run, Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.transforms.vjp import vjp
 from covector.verify.arguments import arguments_of, as_tuple, caller_of, module_call
 from covector.verify.finding import Finding, Outcome, Table
@@ -240,6 +240,7 @@ def agree(
     started = time.perf_counter()
     caller = caller_of(_VERB, func)
     names = _modes(caller, modes)
+    check_seed(str(caller), seed)
     caller, arguments = _arguments(caller, inputs, kwargs)
     bench = _bench(caller, arguments, seed)
     with unchanged(func), quiet():

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from covector import bench
+from covector._files import write_text
+from covector._index import NAME as INDEX
 from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool, Spread
 from covector._results import Request, Result, handle, handle_in, lost
 from covector._tasks.progress import progress
 from covector.cases import chosen, load, require_file
-from covector.errors import CaseError
+from covector.errors import CaseError, StorageError
 from covector.report.report import finite
 
 DESCRIPTION = "Check derivatives of PyTorch functions, and measure how long that takes."
@@ -47,7 +49,8 @@ Then:
     covector check cases.py --dask tcp://host:8786   # on the workers of a Dask cluster
     covector bench cases.py                      # how fast, beside torch
 
-Exit codes: 0 all passed, 1 some did not, 2 the command was misused, 130 interrupted.
+A file of cases is run as Python runs a script: it can do whatever you can. Exit codes: 0 all passed, 1 some did
+not, 2 the command was misused or what it found could not be written, 130 interrupted.
 """
 
 
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _terminated_as_interrupted():
             return int(options.run(options))
-    except CaseError as error:
+    except (CaseError, StorageError) as error:
         print(f"covector {options.command}: {error}", file=sys.stderr)
         return Exit.MISUSED
     except KeyboardInterrupt:
@@ -136,11 +139,16 @@ def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 _PRINTED = 20
 # How many seconds a scheduler may take to answer.
 _CONNECTING = 10
+# Seconds between two savings of what was found so far.
+_OFTEN = 1.0
 
 
 def _check(options: argparse.Namespace) -> Exit:
-    """Run the cases in processes; what was found is shown and saved also after an interruption."""
-    started = time.monotonic()
+    """Run the cases in processes; what was found is shown and saved also after an interruption.
+
+    It is saved meanwhile too, as interrupted, so that it can be read after a kill.
+    """
+    started = saved = time.monotonic()
     results: list[Result] = []
     interrupted = False
     _require_places(options)
@@ -148,12 +156,16 @@ def _check(options: argparse.Namespace) -> Exit:
         clear(options.html)
     with _workers(options) as pool:
         requests = _listed(pool, options)
+        _keep(options, results, len(requests), 0.0, interrupted=True)
         try:
             with progress("checking", len(requests)) as advance:
                 for ended in pool.run(requests):
                     results.append(_result(ended))
                     _say(options, _line(results[-1]))
                     advance()
+                    if time.monotonic() > saved + _OFTEN:
+                        _keep(options, results, len(requests), time.monotonic() - started, interrupted=True)
+                        saved = time.monotonic()
         except KeyboardInterrupt:
             interrupted = True
     order = {str(request): position for position, request in enumerate(requests)}
@@ -243,19 +255,38 @@ def _line(result: Result) -> str:
 def _show(
     options: argparse.Namespace, results: list[Result], total: int, seconds: float, interrupted: bool
 ) -> None:
-    """The failures, the pages, the summary, and the same as JSON."""
+    """The failures, the summary, and the same as pages and JSON."""
     for result in results:
         if not result.passed:
             _show_failure(options, result)
+    unwritten = _keep(options, results, total, seconds, interrupted)
     if options.html is not None:
-        title = _summary(results, total, seconds, interrupted)
-        lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in results]
-        _say(options, f"\npages: {write_index(options.html, title, lines)}")
+        _say(options, f"\npages: {options.html / INDEX}")
     _say(options, f"\n{_summary(results, total, seconds, interrupted)}")
-    _save(
-        options.json,
-        {"interrupted": interrupted, "cases": total, "results": [result.to_dict() for result in results]},
-    )
+    if options.json == "-":
+        _save("-", _data(results, total, interrupted))
+    if unwritten is not None:
+        raise unwritten
+
+
+def _keep(
+    options: argparse.Namespace, results: list[Result], total: int, seconds: float, interrupted: bool
+) -> StorageError | None:
+    """Write the index of the pages, and the JSON; why not, if that failed: the cases go on all the same."""
+    try:
+        if options.html is not None:
+            title = _summary(results, total, seconds, interrupted)
+            lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in results]
+            write_index(options.html, title, lines)
+        if options.json != "-":
+            _save(options.json, _data(results, total, interrupted))
+    except StorageError as error:
+        return error
+    return None
+
+
+def _data(results: list[Result], total: int, interrupted: bool) -> dict[str, Any]:
+    return {"interrupted": interrupted, "cases": total, "results": [result.to_dict() for result in results]}
 
 
 def _hint(result: Result) -> str:
@@ -350,7 +381,7 @@ def _save(path: str | None, data: dict[str, Any]) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
 
 
 @contextmanager

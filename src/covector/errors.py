@@ -40,6 +40,7 @@ __all__ = [
     "ResourceError",
     "ResumeError",
     "SendError",
+    "StorageError",
     "StrictError",
     "UnsteadyOutputError",
     "UnsupportedError",
@@ -154,6 +155,10 @@ class ResourceError(CovectorError, RuntimeError):
 
 class BudgetError(ResourceError, MemoryError):
     """The request does not fit into the memory that the caller allowed; the text has the sizes."""
+
+
+class StorageError(CovectorError, OSError):
+    """A page, a plan or data could not be written: the disk is full, or the place is not writable."""
 
 
 class UntraceableError(UnsupportedError, RuntimeError):

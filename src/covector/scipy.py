@@ -179,8 +179,8 @@ def _tensor(array: Any) -> Tensor:
 
 def _array(tensor: Tensor) -> Any:
     """A tensor as a NumPy array; NumPy has no bfloat16, so that becomes float32."""
-    plain = bare(tensor).detach().cpu()
-    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+    plain = bare(tensor).detach()
+    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy(force=True)
 
 
 def _is_complex(array: Any) -> bool:

@@ -17,7 +17,7 @@ from covector.kernels.prepare import Request, benches, dtypes_of
 from covector.kernels.progress import Progress
 from covector.kernels.trial import tried
 from covector.report.report import Report
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.verify.arguments import caller_of
 from covector.verify.finding import Outcome
 from covector.verify.state import quiet, unchanged
@@ -168,8 +168,7 @@ def _checked(kernel: Any, reference: Any, kwargs: Any, ratio: Any, nondet_tol: A
         )
     if not nondet_tol >= 0:
         raise ArgumentValueError(f"{caller}: nondet_tol must be zero or positive, got {nondet_tol!r}.")
-    if not isinstance(seed, int):
-        raise ArgumentTypeError(f"{caller}: seed must be an int, got {seed!r}.")
+    check_seed(str(caller), seed)
     return caller
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import is_strided
+from covector._files import write
 
 # Of how many numbers draws are repeated, in all, to see whether they made the inputs: a fifth of a second.
 _MANY = 10**7
@@ -158,7 +159,7 @@ def save(inputs: tuple[Input, ...], path: Path) -> bool:
     if not inputs or not all(_is_array(given.value) for given in inputs):
         return False
     arrays: dict[str, Any] = {given.name: _array(given.value) for given in inputs}
-    numpy.savez_compressed(path, **arrays)
+    write(path, lambda file: numpy.savez_compressed(file, **arrays))
     return True
 
 

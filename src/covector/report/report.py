@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covector._files import write_text
 from covector.verify.finding import Finding, Outcome, Table
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Report:
         again = None if self.source is None else self.source.again
         if again is not None and again.save(path.with_suffix(".npz")):
             shown = replace(self, reproduce=again.text(str(path.with_suffix(".npz"))))
-        path.write_text(page(shown), encoding="utf-8")
+        write_text(path, page(shown))
 
 
 def _finding_data(finding: Finding) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from covector._engine.compiled import outside_graphs
 from covector._engine.memory import give_back
 from covector._linear import LinearMap, NoForwardRule, Pushforward
 from covector._tree import Arguments
-from covector.errors import ArgumentTypeError, ForwardModeWarning, PatternError, warn
+from covector.errors import ArgumentTypeError, ArgumentValueError, ForwardModeWarning, PatternError, warn
 from covector.sparsity.derivative import Jacobian
 from covector.sparsity.plan import SparsePlan
+from covector.transforms._door import check_seed
 
 # How far products may differ, relative to the sizes of the terms of each row, in units of sqrt(eps): both
 # ways round in another order. A missing entry is of the order of its row.
@@ -87,6 +88,9 @@ def check_pattern(plan: Any, *args: Any, points: int = 10, seed: int = 0, **kwar
             f"check_pattern: the first argument must be a plan from jacobian_plan or hessian_plan, got "
             f"{type(plan).__name__}."
         )
+    check_seed("check_pattern", seed)
+    if not isinstance(points, int) or isinstance(points, bool) or points < 1:
+        raise ArgumentValueError(f"check_pattern: points must be a positive int, got {points!r}.")
     arguments = plan._bound(args, kwargs)
     return require(plan, arguments, None, points=points, seed=seed)
 

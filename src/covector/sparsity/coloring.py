@@ -105,7 +105,7 @@ class Coloring:
 
 def color(pattern: SparsityPattern, kind: str) -> Coloring:
     """The best colouring of one kind: "column", "row", "star" (symmetric patterns) or "bidirectional"."""
-    return _KINDS[kind](pattern)
+    return KINDS[kind](pattern)
 
 
 def best(pattern: SparsityPattern, mode: str) -> Coloring:
@@ -167,10 +167,12 @@ def check_valid(pattern: SparsityPattern, coloring: Coloring) -> str | None:
     matrix = pattern.to_scipy().astype(np.int64)
     ahead = matrix @ _groups(coloring.columns, coloring.forward)
     back = matrix.T @ _groups(coloring.rows, coloring.reverse)
-    terms = np.concatenate([np.asarray(part.todense()).T.reshape(-1) for part in (ahead, back)])
     group, place, _ = coloring.layout(pattern)
     rows, columns = pattern.rows, pattern.indices
     by_columns = group < coloring.forward
+    terms = np.zeros(pattern.nnz, dtype=np.int64)
+    terms[by_columns] = _elements(ahead, place[by_columns], group[by_columns])
+    terms[~by_columns] = _elements(back, place[~by_columns], group[~by_columns] - coloring.forward)
     itself = np.where(
         by_columns,
         (place == rows) & (coloring.columns[columns] == group),
@@ -179,13 +181,24 @@ def check_valid(pattern: SparsityPattern, coloring: Coloring) -> str | None:
     if coloring.kind == "star":
         mirrored = (place == columns) & (coloring.columns[rows] == group)
         itself |= mirrored & by_columns
-    wrong = np.flatnonzero(~itself | (terms[coloring.source] != 1))
+    wrong = np.flatnonzero(~itself | (terms != 1))
     if not len(wrong):
         return None
     row, column = rows[wrong[0]], columns[wrong[0]]
     return (
         f"entry ({row}, {column}) shares element {place[wrong[0]]} of product {group[wrong[0]]} with another"
     )
+
+
+def _elements(matrix: sparse.csr_array, rows: Integers, columns: Integers) -> Integers:
+    """Single elements of a sparse matrix, which is never made dense."""
+    stored = matrix.tocoo()
+    keys = stored.row.astype(np.int64) * matrix.shape[1] + stored.col
+    order = np.argsort(keys)
+    keys, values = np.append(keys[order], -1), np.append(stored.data[order], 0)
+    wanted = rows * matrix.shape[1] + columns
+    at = np.searchsorted(keys[:-1], wanted)
+    return np.where(keys[at] == wanted, values[at], 0)
 
 
 def _groups(colors: Integers, count: int) -> sparse.csr_array:
@@ -375,7 +388,7 @@ def _longest(pattern: SparsityPattern) -> int:
     return int(np.diff(pattern.indptr).max(initial=0))
 
 
-_KINDS: dict[str, Callable[[SparsityPattern], Coloring]] = {
+KINDS: dict[str, Callable[[SparsityPattern], Coloring]] = {
     "column": _by_columns,
     "row": _by_rows,
     "star": _by_stars,

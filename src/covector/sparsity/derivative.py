@@ -12,7 +12,7 @@ from covector._linear import LinearMap, Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller
 from covector.transforms._complex import check_dtypes
-from covector.transforms._door import accept_differentiable, output_paths, runner
+from covector.transforms._door import accept_differentiable, check_dense, output_paths, runner
 from covector.transforms._second import Gradient, reverse_first
 
 
@@ -76,6 +76,7 @@ Derivative = Jacobian | Hessian
 
 def _accept_real(caller: Caller, evaluation: Evaluation) -> None:
     accept_differentiable(caller, evaluation)
+    check_dense(caller, evaluation.outputs, lambda: output_paths(evaluation))
     check_dtypes(caller, evaluation.outputs, None, lambda: output_paths(evaluation))
 
 

@@ -164,7 +164,7 @@ def _percent(share: float) -> str:
 
 def _from_torch(tensor: Tensor) -> Any:
     if tensor.layout is torch.strided:
-        return tensor.cpu().numpy() != 0
+        return (tensor != 0).cpu().numpy()  # NumPy has not every dtype
     coo = tensor.cpu().to_sparse_coo().coalesce()
     places = coo.indices().numpy()
     return sparse.coo_array((np.ones(places.shape[1], dtype=bool), tuple(places)), shape=tuple(tensor.shape))

@@ -24,7 +24,7 @@ from covector.sparsity.derivative import Derivative
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.structure import Structure
 from covector.transforms._complex import check_dtypes
-from covector.transforms._door import bind
+from covector.transforms._door import bind, check_dense
 from covector.transforms._plan import Plan
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Selection(NamedTuple):
     def bind(self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call, those to differentiate by marked and checked."""
         arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
+        check_dense(caller, arguments.primals(), lambda: arguments.paths(caller.function))
         check_dtypes(caller, arguments.primals(), None, lambda: arguments.paths(caller.function))
         return arguments
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from covector._files import write
 from covector.errors import ArgumentValueError
-from covector.sparsity.coloring import Coloring, check_valid
+from covector.sparsity.coloring import KINDS, Coloring, check_valid
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.plan import SparsePlan
 
 _VERSION = 1
+# What is in a file, and the most bytes of each when unpacked: a small file may unpack to anything. The text is
+# about the arguments; an array of 2**32 bytes is one of half a billion entries.
+_TEXT, _MOST_TEXT = "facts", 2**24
+_ARRAYS, _MOST_ARRAY = ("indptr", "indices", "columns", "rows", "source"), 2**32
 
 
 class Saved(NamedTuple):
@@ -22,6 +29,10 @@ class Saved(NamedTuple):
     pattern: SparsityPattern
     coloring: Coloring
     facts: dict[str, Any]
+
+
+class _Damage(Exception):
+    """What is wrong with a file."""
 
 
 def save(plan: SparsePlan, path: Any) -> None:
@@ -44,21 +55,16 @@ def save(plan: SparsePlan, path: Any) -> None:
         "columns": plan.coloring.columns,
         "rows": plan.coloring.rows,
         "source": plan.coloring.source,
+        _TEXT: np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8),
     }
-    with Path(path).open("wb") as file:
-        np.savez_compressed(file, **arrays, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+    write(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def read(verb: str, path: Any) -> Saved:
     """What is in a file, checked: the colouring has to be one of the pattern."""
     try:
-        with np.load(Path(path), allow_pickle=False) as file:
-            facts = json.loads(bytes(file["facts"]))
-            arrays = {
-                name: file[name].astype(np.int64)
-                for name in ("indptr", "indices", "columns", "rows", "source")
-            }
-    except (OSError, ValueError, KeyError) as error:
+        facts, arrays = _unpacked(Path(path))
+    except Exception as error:  # whatever a reader says of a stranger's bytes
         raise ArgumentValueError(f"{verb}: {path} is not a saved plan: {error}.") from error
     if facts.get("version") != _VERSION or facts.get("verb") != verb:
         raise ArgumentValueError(
@@ -66,23 +72,81 @@ def read(verb: str, path: Any) -> Saved:
             f"{verb} of format "
             f"{_VERSION}. Make the plan again and save it."
         )
-    shape = (int(facts["shape"][0]), int(facts["shape"][1]))
+    try:
+        return _fitting(facts, arrays)
+    except _Damage as damage:
+        raise ArgumentValueError(
+            f"{verb}: {path} is damaged: {damage}. Make the plan again and save it."
+        ) from damage
+
+
+def _unpacked(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]]]:
+    """The text and the arrays of a file, as they are; none is unpacked that would be too large."""
+    with zipfile.ZipFile(path) as archive:
+        for name in (_TEXT, *_ARRAYS):
+            size, most = (
+                archive.getinfo(f"{name}.npy").file_size,
+                _MOST_TEXT if name == _TEXT else _MOST_ARRAY,
+            )
+            if size > most:
+                raise ValueError(f"{name} would unpack to {size} bytes")
+    with np.load(path, allow_pickle=False) as file:
+        facts = json.loads(bytes(file[_TEXT]))
+        if not isinstance(facts, dict):
+            raise ValueError("its text is not a table of facts")
+        return facts, {name: file[name] for name in _ARRAYS}
+
+
+# What each fact has to be.
+_FACTS: dict[str, type] = {
+    "shape": list,
+    "kind": str,
+    "mode": str,
+    "reason": str,
+    "kinds": list,
+    "chosen": list,
+    "local": bool,
+    "fallbacks": dict,
+}
+
+
+def _fitting(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Saved:
+    """The plan that facts and arrays make, if they fit together."""
+    for name, kind in _FACTS.items():
+        if not isinstance(facts.get(name), kind):
+            raise _Damage(f"{name} is {facts.get(name)!r}")
+    texts, numbers = facts["kinds"], [*facts["shape"], *facts["chosen"], *facts["fallbacks"].values()]
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise _Damage("its facts are of another kind than a plan's")
+    if len(facts["shape"]) != 2 or min(facts["shape"]) < 0 or facts["kind"] not in KINDS:
+        raise _Damage(f"it holds a {facts['kind']!r} of shape {facts['shape']}")
+    if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays.values()):
+        raise _Damage("its arrays are not rows of integers")
+    shape = (facts["shape"][0], facts["shape"][1])
     pattern = SparsityPattern(shape, arrays["indptr"], arrays["indices"])
     coloring = Coloring(facts["kind"], shape, arrays["columns"], arrays["rows"], arrays["source"])
-    wrong = _damage(pattern, coloring)
+    wrong = _misfit(pattern, coloring)
     if wrong is not None:
-        raise ArgumentValueError(f"{verb}: {path} is damaged: {wrong}. Make the plan again and save it.")
+        raise _Damage(wrong)
     return Saved(pattern, coloring, facts)
 
 
-def _damage(pattern: SparsityPattern, coloring: Coloring) -> str | None:
+def _misfit(pattern: SparsityPattern, coloring: Coloring) -> str | None:
     """What does not fit together in a file."""
     rows, columns = pattern.shape
     sizes = (len(pattern.indptr), len(coloring.columns), len(coloring.rows), len(coloring.source))
-    if sizes != (rows + 1, columns, rows, pattern.nnz) or pattern.indptr[-1] != pattern.nnz:
+    if sizes != (rows + 1, columns, rows, pattern.nnz):
         return "its arrays do not fit together"
+    if pattern.indptr[0] != 0 or pattern.indptr[-1] != pattern.nnz or (np.diff(pattern.indptr) < 0).any():
+        return "its rows overlap"
+    if _outside(coloring.columns, -1, columns) or _outside(coloring.rows, -1, rows):
+        return "it has more colours than columns or rows"
     elements = coloring.forward * rows + coloring.reverse * columns
-    outside = pattern.nnz and (pattern.indices.min() < 0 or pattern.indices.max() >= columns)
-    if outside or (pattern.nnz and (coloring.source.min() < 0 or coloring.source.max() >= elements)):
+    if _outside(pattern.indices, 0, columns) or _outside(coloring.source, 0, elements):
         return "an index lies outside of the matrix"
     return check_valid(pattern, coloring)
+
+
+def _outside(numbers: NDArray[np.int64], least: int, end: int) -> bool:
+    """Whether one of the numbers is not among those from `least` to `end`, without the last."""
+    return len(numbers) > 0 and bool(numbers.min() < least or numbers.max() >= end)

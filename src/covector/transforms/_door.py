@@ -37,6 +37,8 @@ from covector.errors import (
 
 Accept = Callable[[Caller, Evaluation], None]
 
+# Further seeds are made from one by adding to it, and torch takes those of 64 bits.
+_SEEDS = 2**62
 RANDOMNESS = ("error", "same", "different")
 
 
@@ -67,6 +69,14 @@ def check_batching(verb: str, chunk_size: Any, randomness: Any) -> None:
         raise ArgumentValueError(
             f"{verb}: randomness must be one of {', '.join(map(repr, RANDOMNESS))}, got {randomness!r}."
         )
+
+
+def check_seed(verb: str, seed: Any) -> None:
+    """`seed` is an int that torch's generators take."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ArgumentTypeError(f"{verb}: seed must be an int, got {seed!r} ({type(seed).__name__}).")
+    if not -_SEEDS < seed < _SEEDS:
+        raise ArgumentValueError(f"{verb}: seed must be less than 2**62 in size, got {seed}.")
 
 
 def bind(

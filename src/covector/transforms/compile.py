@@ -275,13 +275,23 @@ class Compiled:
 
     def _made(self, call: _Call, function: Callable[..., Any]) -> tuple[Program, Run]:
         program = trace(self._caller, call.on_tensors(function), call.tensors)
-        inputs = [*call.tensors, *(program.inputs() or ())]
+        inputs = [*call.tensors, *self._captured(program)]
         return program, lower(self._caller, program, inputs, self._backend)
+
+    def _captured(self, program: Program) -> Sequence[Tensor]:
+        """The tensors from outside that a program reads, if nothing else there has changed since it was traced."""
+        captured = program.inputs()
+        if captured is None:
+            raise UntraceableError(
+                f"{self._caller}: {program.changed() or 'something'} outside of the function changes while it "
+                "runs. Pass it as an argument."
+            )
+        return captured
 
     def _verify(self, call: _Call, program: Program, run: Run) -> None:
         """The compiled result is the eager one, here and nearby."""
         function = call.on_tensors(self.__wrapped__)
-        captured = program.inputs() or []
+        captured = self._captured(program)
         for tensors in (call.tensors, moved(call.tensors)):
             try:
                 with torch.no_grad():

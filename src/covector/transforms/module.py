@@ -47,7 +47,11 @@ def as_function(
         raise ArgumentTypeError(
             f"as_function: expected an nn.Module, got {module!r} ({type(module).__name__})."
         )
-    patterns = [names] if isinstance(names, str) else list(names)
+    if not isinstance(names, Iterable):
+        raise ArgumentTypeError(
+            f"as_function: names must be a pattern or several, got {names!r} ({type(names).__name__})."
+        )
+    patterns = [names] if isinstance(names, str) else list(map(str, names))
     parameters = dict(module.named_parameters())
     for pattern in patterns if parameters else ():
         if not any(fnmatchcase(name, pattern) for name in parameters):

@@ -11,7 +11,7 @@ from torch.nn import Module
 from covector._chart import is_opaque, kind_of, overlaps, refusal
 from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.transforms.module import as_function
 from covector.verify.leaves import is_differentiable
 from covector.verify.run import Options
@@ -52,8 +52,7 @@ def checked(verb: str, options: Options) -> Options:
     for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
-    if not isinstance(options.seed, int):
-        raise ArgumentTypeError(f"{verb}: seed must be an int, got {options.seed!r}.")
+    check_seed(verb, options.seed)
     return options
 
 

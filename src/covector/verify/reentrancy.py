@@ -161,7 +161,8 @@ def _all_but_two(run: CheckRun) -> list[int]:
     has a relation to the others (`_of_one_map`).
     """
     random = run.reverse.cotangents
-    left_out = np.flatnonzero((random != 0).sum(0) >= min(3, len(random)))[[0, -1]]
+    busy = np.flatnonzero((random != 0).sum(0) >= min(3, len(random)))
+    left_out = {*busy[:1], *busy[-1:]}
     return [row for row in range(random.shape[1]) if row not in left_out]
 
 

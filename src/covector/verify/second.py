@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart
+from covector._chart import Chart, ShapeChange
 from covector._engine import graph, reverse
 from covector._tree import Evaluation, flatten
 from covector.errors import ArgumentTypeError, ArgumentValueError
@@ -24,6 +24,8 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = problem.arguments.rebuild(leaves)
         outputs, spec = flatten(tensors_for_outputs(problem.caller, problem.caller.function(*args, **kwargs)))
+        if len(outputs) <= max(problem.kept, default=-1):
+            raise ShapeChange(f"the function returned {len(outputs)} values, fewer than before")
         return Evaluation([outputs[i] for i in problem.kept], spec, [], None)
 
     def pull(*args: Any) -> tuple[Tensor, ...]:

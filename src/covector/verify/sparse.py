@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from covector._chart import Pattern, SparsePlace, is_sparse, refusal
+from covector._engine.messages import missing_kernel
 from covector._tree import flatten, unflatten
-from covector.errors import ArgumentTypeError, Caller, OutputError
+from covector.errors import ArgumentTypeError, Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 
 Checker = Callable[..., Any]
@@ -67,12 +68,22 @@ def as_sparse_gradcheck(gradcheck: Checker) -> Checker:
         def strided(*call_args: Any, **call_kwargs: Any) -> Any:
             inner, _ = flatten(call_args)
             for index, pattern in patterns.items():
-                inner[index] = pattern.build(inner[index])
+                inner[index] = _built(caller, pattern, inner[index])
             return _strided(caller, func(*unflatten(inner, spec), **call_kwargs), masked)
 
         return gradcheck(strided, unflatten(leaves, spec), *args, **kwargs)
 
     return sparse_gradcheck
+
+
+def _built(caller: Caller, pattern: Pattern, values: Tensor) -> Tensor:
+    """The sparse tensor with these values, if torch can differentiate its making."""
+    try:
+        return pattern.build(values)
+    except RuntimeError as error:
+        if (missing := missing_kernel(error)) is None:
+            raise
+        raise UnsupportedError(f"{caller}: torch does not have {missing}, which an input needs.") from error
 
 
 def _named_after(gradcheck: Checker) -> Callable[[Checker], Checker]:

@@ -1,0 +1,186 @@
+"""Every public function with arbitrary arguments: a result or an error of ours, and nothing else changed.
+
+`make test` draws a few hundred examples, `make sweep` twenty thousand (`FUZZ=n` for another number, `FUZZ_SEED=k`
+for other ones). What once failed is kept in `KEPT`, by kind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from torch import Tensor
+from torch.utils import _pytree as registry
+
+import covector
+from covector import compat, functional
+from covector import scipy as covector_scipy
+from covector.errors import CovectorError
+from doors import DOORS, NOT_CALLED, Call, ones
+from fuzzed import Example, Function, Leaf, Made, Planted, examples
+from watched import marks, state
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SOURCE = str(Path(covector.__file__).parent)
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+# Seconds after which an example is said to hang; most take some milliseconds.
+PATIENCE = 60
+
+
+class Hang(BaseException):
+    """An example that did not come to an end."""
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """End what hangs, with its traceback."""
+
+    def stop(*_: Any) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def directions(kind: str, like: Any) -> Any:
+    """Tangents or cotangents as an example wants them."""
+    if kind == "like" or kind == "ones":
+        return ones(like)
+    if kind == "none":
+        return None
+    if kind == "text":
+        return "text"
+    if kind == "too few":
+        return like[:-1] if isinstance(like, tuple | list) else ()
+    change = {
+        "another shape": lambda t: torch.ones(5, dtype=t.dtype),
+        "complex": lambda t: torch.ones(t.shape, dtype=torch.complex128),
+        "integers": lambda t: torch.ones(t.shape, dtype=torch.int64),
+    }[kind]
+    return registry.tree_map_only(Tensor, change, like)
+
+
+def skeleton(tree: Any) -> str:
+    """The containers of a tree, with the identity of each leaf."""
+    leaves, spec = registry.tree_flatten(tree)
+    return f"{spec} {[id(leaf) for leaf in leaves]}"
+
+
+def tried(example: Example) -> str:
+    """How the call of an example ended; nothing happens that should not."""
+    door = DOORS[example.door]
+    inputs = tuple(example.made())
+    function = Made(example.function, lambda f, *args: door.use(Call(f, args, {}, ones)))
+    call = Call(function, inputs, dict(example.keywords), lambda like: directions(example.directions, like))
+    tensors = [leaf for leaf in registry.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    tidy = example.function.misbehaviour != "writes to its inputs"
+    random = example.function.body != "random"
+    enabled = torch.is_grad_enabled()
+    before, marked, shape = state(random=random), marks(tensors), skeleton(inputs)
+    raised: BaseException | None = None
+    try:
+        with warnings.catch_warnings(), patience():
+            warnings.simplefilter("ignore")
+            door.use(call)
+    except (Exception, Hang) as error:
+        raised = error
+    after = state(random=random)
+    torch._C._set_grad_enabled(enabled)
+    if raised is not None and not acceptable(raised, function):
+        raise AssertionError(f"{example}: {type(raised).__name__}: {raised}") from raised
+    if example.function.misbehaviour == "turns gradients off":
+        before["grad mode"] = after["grad mode"]  # a transform may leave that as the function did
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not changed, f"{example}: changed {changed}"
+    assert not tidy or marks(tensors) == marked, f"{example}: an input was changed"
+    assert skeleton(inputs) == shape, f"{example}: a container of the caller's was changed"
+    return "a result" if raised is None else type(raised).__name__
+
+
+def acceptable(error: BaseException, function: Made) -> bool:
+    """Whether an error is one of ours, the function's own, or torch's word on the function's derivative."""
+    if isinstance(error, CovectorError | Planted):
+        return True
+    if function.spec.body.startswith("backward") and isinstance(error, RuntimeError):
+        return True  # torch's word on a backward that returns what no gradient can be
+    link: BaseException | None = error
+    while link is not None:
+        if any(link is own for own in function.raised):
+            return True
+        link = link.__cause__
+    return False
+
+
+# --- what once failed
+
+KEPT: list[Example] = []
+
+
+@pytest.mark.parametrize("example", KEPT, ids=str)
+def test_what_once_failed(example: Example) -> None:
+    tried(example)
+
+
+# --- what has not failed yet
+
+
+def fuzz(count: int, offset: int) -> Any:
+    """A test of so many examples, of which it says how they can be had again."""
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
+    @seed(SEED + offset)
+    @given(example=examples({name: door.verb for name, door in DOORS.items()}))
+    def run(example: Example) -> None:
+        torch.manual_seed(0)
+        tried(example)
+
+    return run
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_few_examples(part: int) -> None:
+    """Three hundred in all."""
+    print(f"FUZZ_SEED={SEED}")
+    fuzz(50, part)()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(20))
+def test_many_examples(part: int) -> None:
+    """Twenty thousand in all."""
+    count = int(os.environ.get("FUZZ", "20000"))
+    print(f"FUZZ={count} FUZZ_SEED={SEED}")
+    fuzz(max(1, count // 20), 100 + part)()
+
+
+def test_every_public_function_is_driven() -> None:
+    """No door is forgotten when one is added."""
+    public = set(covector.__all__)
+    public |= {f"functional.{name}" for name in functional.__all__}
+    public |= {f"compat.{name}" for name in compat.__all__}
+    public |= {f"scipy.{name}" for name in covector_scipy.__all__}
+    assert public == set(DOORS) | NOT_CALLED
