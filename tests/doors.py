@@ -1,4 +1,4 @@
-"""Every public function, and how a program calls it and uses what it gives: for tests that go through all of them."""
+"""Every public function, and how a program calls it and uses what it gives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 def ones(tree: Any) -> Any:
     """Directions of ones."""
-    return registry.tree_map_only(Tensor, torch.ones_like, tree)
+    return registry.tree_map_only(Tensor, lambda t: torch.ones(t.shape, dtype=t.dtype), tree)
 
 
 def _transform(verb: Callable[..., Any], call: Call) -> Any:

@@ -1,7 +1,7 @@
 """Examples for the fuzzer: a public door, inputs, a function and keywords, all as plain data.
 
-An example prints as the Python that makes it again, so that one that failed can be kept in a table. The function
-may misbehave in one way, at one of its runs.
+An example prints as the Python that makes it again, so that one that failed can be kept in a table. The
+function may misbehave in one way, at one of its runs.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Example:
 
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-# Half of all tensors are ordinary, so that a fault in one place is not hidden by another that is refused first.
+# Half of all tensors are ordinary, so that a fault is not hidden by another that is refused first.
 leaves = st.one_of(
     st.builds(Leaf),
     st.builds(Leaf, shapes),

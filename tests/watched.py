@@ -1,4 +1,4 @@
-"""What every test that watches needs: functions that count their runs, and what must be as it was afterwards."""
+"""For tests that watch: functions that count their runs, and what must be as it was afterwards."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def write(path: str | os.PathLike[str], content: Callable[[IO[bytes]], Any]) -> 
     except OSError as error:
         raise StorageError(
             error.errno,
-            f"{path} could not be written: {error.strerror or error}. Nothing was changed there; make room, or "
-            "name another place.",
+            f"{path} could not be written: {error.strerror or error}. Nothing was changed there. "
+            "Make room, or name another place.",
         ) from error
     finally:
         if not straight:

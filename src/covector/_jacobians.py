@@ -25,6 +25,7 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import summary
+from covector.verify.arguments import check_number
 from covector.verify.leaves import is_differentiable, shifted
 from covector.verify.vectors import unit
 
@@ -60,6 +61,7 @@ def get_numerical_jacobian(
     _deprecated("get_numerical_jacobian", "covector.check compares both Jacobians")
     _require_one("get_numerical_jacobian", grad_out)
     args = _as_tuple(inputs)
+    check_number("get_numerical_jacobian", "eps", eps, positive=True)
     targets = _variables(args if target is None else _as_tuple(target))
     outputs = _tensors(fn(args))
     if any(output.is_complex() for output in outputs):
@@ -111,6 +113,7 @@ def get_numerical_jacobian_wrt_specific_input(
                 [0., 4.]], dtype=torch.float64)
     """
     name = "get_numerical_jacobian_wrt_specific_input"
+    check_number(name, "eps", eps, positive=True)
     variable = _movable(name, inputs[input_idx] if input is None else input)
     if not variable.requires_grad:
         raise EmptyError(f"{name}: the input does not require grad; call its .requires_grad_().")

@@ -49,8 +49,9 @@ Then:
     covector check cases.py --dask tcp://host:8786   # on the workers of a Dask cluster
     covector bench cases.py                      # how fast, beside torch
 
-A file of cases is run as Python runs a script: it can do whatever you can. Exit codes: 0 all passed, 1 some did
-not, 2 the command was misused or what it found could not be written, 130 interrupted.
+A file of cases is run as Python runs a script: it can do whatever you can.
+Exit codes: 0 all passed, 1 some did not, 2 the command was misused or what it found could not be written,
+130 interrupted.
 """
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from covector._chart import is_strided, overlaps
 from covector._engine import levels
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
@@ -80,7 +81,7 @@ def _recorded(leaves: Sequence[Any]) -> bool:
 def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     with levels.DualLevel():
         for index, tangent in zip(chosen, tangents, strict=True):
-            leaves[index] = _make_dual(leaves[index], tangent, level=0)
+            leaves[index] = _dual(leaves[index], tangent)
         found, spec, aux, aux_spec = run(leaves)
         outputs: list[Tensor] = []
         pushed: list[Tensor | None] = []
@@ -91,6 +92,16 @@ def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Se
         if aux:
             aux = [_primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
+
+
+def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:
+    """The leaf with its tangent; a copy of a leaf whose elements share memory, which a tangent's may not."""
+    try:
+        return _make_dual(leaf, tangent, level=0)
+    except RuntimeError:
+        if not is_strided(leaf) or not overlaps(leaf):
+            raise
+        return _make_dual(leaf.clone(), tangent, level=0)
 
 
 def _primal(tensor: Tensor) -> Tensor:
@@ -108,8 +119,9 @@ def _pushed(run: Run, inner: list[Any], moving: dict[int, Tensor], number: int) 
     """Run the function on the level that was entered, some of its leaves moving."""
     for index, leaf in enumerate(inner):
         if index in moving:
-            inner[index] = _make_dual(leaf, moving[index], level=0)
-        elif isinstance(leaf, Tensor):
+            inner[index] = _dual(leaf, moving[index])
+        elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            # One that is not strided stays as it is, as a tensor that the function captures does.
             inner[index] = levels.wrap(leaf, number)
     found, spec, aux, aux_spec = run_traced(run, inner, twice=True) if tracing() else run(inner)
     outputs: list[Tensor] = []

@@ -49,7 +49,7 @@ class SparsityPattern:
         if isinstance(matrix, Tensor):
             matrix = _from_torch(matrix.detach())
         elif not sparse.issparse(matrix):
-            matrix = np.asarray(matrix)
+            matrix = _from_anything(matrix)
         if matrix.ndim != 2 or matrix.dtype == object:
             raise ArgumentTypeError(
                 "SparsityPattern.of: a pattern is made from a matrix (torch, SciPy or NumPy), got "
@@ -160,6 +160,19 @@ def _size(shape: tuple[int, int]) -> str:
 def _percent(share: float) -> str:
     percent = 100 * share
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def _from_anything(value: Any) -> Any:
+    try:
+        return np.asarray(value)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # lists of unequal length, or of tensors with a graph
+        raise ArgumentTypeError(
+            f"SparsityPattern.of: this cannot be made an array ({error}). Pass a boolean matrix."
+        ) from error
 
 
 def _from_torch(tensor: Tensor) -> Any:

@@ -17,7 +17,7 @@ from covector._engine.compiled import outside_graphs
 from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
-from covector.errors import ArgumentValueError, Caller, UnsupportedError
+from covector.errors import ArgumentValueError, Caller, OutputError, UnsupportedError
 from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
 from covector.sparsity.coloring import Coloring
 from covector.sparsity.derivative import Derivative
@@ -189,13 +189,24 @@ class SparsePlan(Plan):
         if self.coloring.forward:
             turn = self.derivative.reverse if self.derivative.symmetric else self.derivative.forward
             derivative = turn(arguments)
-            parts.append(self._applied(derivative, self._column_groups))
+            columns = self._applied(derivative, self._column_groups)
+            self._require_outputs([columns.numel() // self.coloring.forward])
+            parts.append(columns)
             evaluation = derivative.evaluation if self.derivative.symmetric else None
         if self.coloring.reverse:
             derivative = self.derivative.reverse(arguments)
-            parts.append(self._applied(derivative, self._row_groups))
             evaluation = derivative.evaluation
+            self._require_outputs([output.numel() for output in evaluation.outputs])
+            parts.append(self._applied(derivative, self._row_groups))
         return parts, evaluation
+
+    def _require_outputs(self, sizes: list[int]) -> None:
+        """The function returns as many numbers as when the plan was made."""
+        if sum(sizes) != self.pattern.shape[0]:
+            raise OutputError(
+                f"{self.derivative.caller}: the function returns {sum(sizes)} numbers here; the plan is for "
+                f"{self.pattern.shape[0]}. A plan is for outputs of one size: make another."
+            )
 
     def _applied(self, derivative: LinearMap, groups: list[Tensor]) -> Tensor:
         products = rows_of(derivative.apply_batch(groups, chunk_size=self.chunk))

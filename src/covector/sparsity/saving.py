@@ -17,8 +17,8 @@ from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.plan import SparsePlan
 
 _VERSION = 1
-# What is in a file, and the most bytes of each when unpacked: a small file may unpack to anything. The text is
-# about the arguments; an array of 2**32 bytes is one of half a billion entries.
+# What is in a file, and the most bytes of each when unpacked: a small file may unpack to anything. The text
+# is about the arguments; an array of 2**32 bytes is one of half a billion entries.
 _TEXT, _MOST_TEXT = "facts", 2**24
 _ARRAYS, _MOST_ARRAY = ("indptr", "indices", "columns", "rows", "source"), 2**32
 

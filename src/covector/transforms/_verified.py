@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covector._engine.outside import outside_of
 from covector._tree import flatten, leaf_paths
-from covector.errors import Caller, CompiledMismatchError
+from covector.errors import Caller, CompiledMismatchError, UntraceableError, first_sentence
 
 # How far an input is moved for the second comparison, as a part of it and beside it: far beyond rounding, and
 # near enough to stay where most functions are defined.
@@ -80,7 +80,14 @@ def check_gradients(
     caller: Caller, function: Callable[..., Any], compiled: Callable[..., Any], args: Any, kwargs: Any
 ) -> None:
     """Two functions give the same result, and the same gradient by all that requires grad."""
-    got, expected = compiled(*args, **kwargs), function(*args, **kwargs)
+    expected = function(*args, **kwargs)
+    try:
+        got = compiled(*args, **kwargs)
+    except Exception as error:  # of the compiler: the function itself did not raise
+        raise UntraceableError(
+            f"{caller}: torch.compile does not take it: {first_sentence(error)}. Without differentiable=True "
+            "it is traced in another way."
+        ) from error
     check_same(caller, got, expected)
     places = outside_of(function).tensors.values()
     leaves = [*flatten((args, kwargs))[0], *(several[0].value for several in places)]

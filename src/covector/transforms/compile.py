@@ -132,6 +132,9 @@ def compile(
             "compile: backend must be 'inductor', 'replay' or a backend of torch.compile, got "
             f"{summary(backend)}."
         )
+    known = ("inductor", "replay", *torch.compiler.list_backends(exclude_tags=()))
+    if isinstance(backend, str) and backend not in known:
+        raise ArgumentValueError(f"compile: backend must be one of {', '.join(known)}, got {backend!r}.")
     return Compiled(caller, backend, fallback, differentiable)
 
 
@@ -279,12 +282,12 @@ class Compiled:
         return program, lower(self._caller, program, inputs, self._backend)
 
     def _captured(self, program: Program) -> Sequence[Tensor]:
-        """The tensors from outside that a program reads, if nothing else there has changed since it was traced."""
+        """The tensors from outside that a program reads, if nothing else there has changed meanwhile."""
         captured = program.inputs()
         if captured is None:
             raise UntraceableError(
-                f"{self._caller}: {program.changed() or 'something'} outside of the function changes while it "
-                "runs. Pass it as an argument."
+                f"{self._caller}: {program.changed() or 'something'} outside of the function changes while "
+                "it runs. Pass it as an argument."
             )
         return captured
 

@@ -48,7 +48,7 @@ def checked(verb: str, options: Options) -> Options:
     numbers = (("eps", tol.eps), ("atol", tol.atol), ("rtol", tol.rtol), ("nondet_tol", options.nondet_tol))
     for name, value in numbers:
         if not (type(value) is float and 0.0 < value < _INFINITY):
-            _check_number(verb, name, value, positive=name == "eps")
+            check_number(verb, name, value, positive=name == "eps")
     for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
@@ -56,7 +56,8 @@ def checked(verb: str, options: Options) -> Options:
     return options
 
 
-def _check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
+def check_number(verb: str, name: str, value: Any, *, positive: bool) -> None:
+    """Refuse what is no number, or negative, or (where it has to be positive) zero or infinite."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ArgumentTypeError(f"{verb}: {name} must be a number, got {value!r} ({type(value).__name__}).")
     if not (0 < value < _INFINITY if positive else value >= 0):

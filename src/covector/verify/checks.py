@@ -11,8 +11,8 @@ from torch import Tensor
 
 from covector._chart import Beyond, Sampled, ShapeChange
 from covector._engine import graph
-from covector._engine.messages import missing_kernel
-from covector.errors import CovectorError, UnsupportedError, first_sentence
+from covector._engine.messages import is_out_of_memory, missing_kernel
+from covector.errors import CovectorError, ResourceError, UnsupportedError, first_sentence
 from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
@@ -228,6 +228,7 @@ def _pulled_without(run: CheckRun, missing: set[int], which: str) -> Sequence[Te
     try:
         return reverse.pull(reverse.sent, through)
     except Exception as error:
+        _require_memory(run, error)
         return failed(
             "undefined cotangents",
             f"the backward fails when {which} is undefined: {first_sentence(error)}",
@@ -315,6 +316,12 @@ def run_checks(run: CheckRun) -> tuple[Finding, ...]:
     return findings
 
 
+def _require_memory(run: CheckRun, error: Exception) -> None:
+    """A derivative that runs out of memory may be right: that is no finding."""
+    if is_out_of_memory(error):
+        raise ResourceError(f"{run.problem.caller}: a derivative ran out of memory: {error}") from error
+
+
 def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
     """What the checks find. A mode that raises or is not supported is reported once."""
     findings: list[Finding] = []
@@ -332,6 +339,7 @@ def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
             ours = isinstance(error, CovectorError | ShapeChange | Impure)
             if ours or error is run.problem.raised or is_mistake_of_ours(error):
                 raise
+            _require_memory(run, error)
             run.raised = error
             if (missing := missing_kernel(error)) is not None:
                 findings.append(Finding(check.name, Outcome.UNSUPPORTED, f"torch does not have {missing}"))

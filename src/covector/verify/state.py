@@ -45,7 +45,7 @@ class quiet:  # noqa: N801 - it is used as a function
 
 
 class unchanged:  # noqa: N801 - it is used as a function
-    """The random state, the inference mode and a module's buffers are as before, whatever happens.
+    """The random state, the modes and a module's buffers are as before, whatever happens.
 
     New tensors are made on the CPU inside; the default device of the caller is what it gives.
     """
@@ -55,6 +55,7 @@ class unchanged:  # noqa: N801 - it is used as a function
 
     def __enter__(self) -> torch.device | None:
         self._state = torch.default_generator.get_state()
+        self._grad = torch.is_grad_enabled()
         self._states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         buffers = self._function.buffers() if isinstance(self._function, Module) else ()
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
@@ -67,6 +68,7 @@ class unchanged:  # noqa: N801 - it is used as a function
         if self._here is not None:
             self._here.__exit__(*exception)
         self._eager.__exit__(*exception)
+        torch.set_grad_enabled(self._grad)  # the function may have turned it off
         torch.default_generator.set_state(self._state)
         if self._states:
             torch.cuda.set_rng_state_all(self._states)

@@ -1,14 +1,13 @@
 """Every public function with arbitrary arguments: a result or an error of ours, and nothing else changed.
 
-`make test` draws a few hundred examples, `make sweep` twenty thousand (`FUZZ=n` for another number, `FUZZ_SEED=k`
-for other ones). What once failed is kept in `KEPT`, by kind.
+`make test` draws a few hundred examples, `make sweep` twenty thousand (`FUZZ=n` for another number,
+`FUZZ_SEED=k` for other ones). What once failed is kept in `KEPT`, by kind.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +23,10 @@ from torch.utils import _pytree as registry
 import covector
 from covector import compat, functional
 from covector import scipy as covector_scipy
+from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError
-from doors import DOORS, NOT_CALLED, Call, ones
-from fuzzed import Example, Function, Leaf, Made, Planted, examples
+from doors import DOORS, NOT_CALLED, TRANSFORMS, Call, ones
+from fuzzed import Example, Made, Planted, examples
 from watched import marks, state
 
 pytestmark = [
@@ -106,12 +106,14 @@ def tried(example: Example) -> str:
     torch._C._set_grad_enabled(enabled)
     if raised is not None and not acceptable(raised, function):
         raise AssertionError(f"{example}: {type(raised).__name__}: {raised}") from raised
-    if example.function.misbehaviour == "turns gradients off":
+    if example.function.misbehaviour == "turns gradients off" and example.door in TRANSFORMS:
         before["grad mode"] = after["grad mode"]  # a transform may leave that as the function did
     changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     assert not changed, f"{example}: changed {changed}"
     assert not tidy or marks(tensors) == marked, f"{example}: an input was changed"
-    assert skeleton(inputs) == shape, f"{example}: a container of the caller's was changed"
+    # These differentiate by moving the caller's own tensors, and hand the function what they are in.
+    moves = example.door.startswith("compat.get_numerical")
+    assert moves or skeleton(inputs) == shape, f"{example}: a container of the caller's was changed"
     return "a result" if raised is None else type(raised).__name__
 
 
@@ -121,6 +123,10 @@ def acceptable(error: BaseException, function: Made) -> bool:
         return True
     if function.spec.body.startswith("backward") and isinstance(error, RuntimeError):
         return True  # torch's word on a backward that returns what no gradient can be
+    if type(error).__module__.startswith("torch._dynamo") and function.runs > 1:
+        return True  # of a compiled function that changed after it was compiled
+    if isinstance(error, RuntimeError) and missing_kernel(error):
+        return True  # torch's word on a sparse tensor for which it lacks an operation, by name
     link: BaseException | None = error
     while link is not None:
         if any(link is own for own in function.raised):

@@ -1,0 +1,391 @@
+"""Faults from outside: memory that runs out, interrupts, kills, full disks, clocks that jump.
+
+Whatever happens where, the state of torch, of Python and of the caller is as before.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import covector
+from covector import _files, cli
+from covector.errors import StorageError
+from covector.verify import forgiving
+from fuzzed import Wrong
+from watched import Counted, marks, state
+
+SOURCE = Path(covector.__file__).parent
+DOUBLE = torch.float64
+
+pytestmark = pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+
+
+# --- at an evaluation
+
+
+def point(size: int = 3) -> torch.Tensor:
+    x = torch.linspace(-1.3, 0.9, size, dtype=DOUBLE).requires_grad_()
+    x.grad = torch.ones_like(x)
+    return x
+
+
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda f, x: covector.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: covector.vjp(f, x)[1](torch.ones(3, dtype=DOUBLE)),
+    "jvp": lambda f, x: covector.jvp(f, (x,), (torch.ones_like(x),)),
+    "linearize": lambda f, x: covector.linearize(f, x)[1](torch.ones_like(x)),
+    "jacrev": lambda f, x: covector.jacrev(f)(x),
+    "jacfwd": lambda f, x: covector.jacfwd(f, chunk_size=1)(x),
+    "jacobian": lambda f, x: covector.jacobian(f, max_memory="1MB")(x),
+    "hessian": lambda f, x: covector.hessian(lambda x: f(x).sum())(x),
+    "hvp": lambda f, x: covector.hvp(lambda x: f(x).sum(), (x,), (torch.ones_like(x),)),
+    "sparse_jacobian": lambda f, x: covector.sparse_jacobian(f)(x),
+    "functional.jacobian": lambda f, x: covector.functional.jacobian(f, x),
+    "functional.hvp": lambda f, x: covector.functional.hvp(lambda x: f(x).sum(), x, torch.ones_like(x)),
+}
+CHECKS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "gradcheck": lambda f, x: covector.gradcheck(f, x, raise_exception=False, check_forward_ad=True),
+    "gradgradcheck": lambda f, x: covector.gradgradcheck(f, x, raise_exception=False),
+    "check, fast": lambda f, x: bool(covector.check(f, x, fast_mode=True, taylor=True)),
+    "kernelcheck": lambda f, x: covector.kernelcheck(f, torch.sin, x, raise_exception=False),
+    "agree": lambda f, x: bool(covector.agree(f, x, modes=("eager", "forward", "vmapped"))),
+}
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("verb", [*TRANSFORMS, *CHECKS])
+def test_at_an_evaluation(verb: str, error: type[BaseException]) -> None:
+    """A sample of what the next one tries."""
+    at_evaluations(verb, error, most=3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("verb", [*TRANSFORMS, *CHECKS])
+def test_at_every_evaluation(verb: str, error: type[BaseException]) -> None:
+    """The k-th run of the function raises, for every k."""
+    at_evaluations(verb, error, most=1000)
+
+
+def at_evaluations(verb: str, error: type[BaseException], most: int) -> None:
+    """The function raises at one of its runs: all is put back, and an interrupt gets through."""
+    call = {**TRANSFORMS, **CHECKS}[verb]
+    for body in (torch.sin, Wrong.apply) if verb in CHECKS else (torch.sin,):
+        counted = Counted(body)
+        call(counted, point())
+        every = range(1, counted.runs + 1)
+        for k in every[:: -(-counted.runs // most)]:
+            x = point()
+            before, marked = state(), marks([x])
+            raised = None
+            try:
+                call(Counted(body, fails_at=k, error=error), x)
+            except BaseException as caught:
+                raised = caught
+            assert state() == before, f"run {k}"
+            assert marks([x]) == marked, f"run {k}"
+            if error is KeyboardInterrupt:
+                assert isinstance(raised, KeyboardInterrupt), f"run {k}"
+            else:
+                assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError)
+
+
+# --- inside our own code
+
+
+class Fault:
+    """Raises an error when the k-th of our functions of some kind is entered."""
+
+    def __init__(self, wanted: Callable[[Any], bool], error: Any = None, name: str = "") -> None:
+        self.wanted, self.error, self.name = wanted, error, name
+        self.entered: dict[str, int] = {}
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event != "call" or not self.wanted(frame.f_code):
+            return
+        name = f"{Path(frame.f_code.co_filename).relative_to(SOURCE)}:{frame.f_code.co_qualname}"
+        self.entered[name] = self.entered.get(name, 0) + 1
+        if name == self.name and self.error is not None:
+            error, self.error = self.error, None
+            raise error(f"in {name}")
+
+    def __enter__(self) -> Fault:
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+
+ROOMS = ("verify/looks", "verify/examine", "verify/judge", "verify/locate", "diagnose", "report")
+
+
+def of_rooms(code: Any) -> bool:
+    """Whether code is a look, a rule or a writer of ours; generators are entered again at each value."""
+    if not code.co_filename.startswith(str(SOURCE)) or code.co_flags & 0x20:
+        return False
+    inside = str(Path(code.co_filename).relative_to(SOURCE))
+    return inside.startswith(ROOMS) and code.co_name not in ("__enter__", "__exit__", "<module>")
+
+
+def wrong_entries(x: torch.Tensor) -> torch.Tensor:
+    return Wrong.apply(x).cumsum(0)
+
+
+def report_on(function: Any, folder: Path, **keywords: Any) -> Any:
+    """A check, and everything that shows its report."""
+    report = covector.check(function, point(4), **keywords)
+    shown = str(report), report.to_json(), report._repr_html_()
+    report.to_html(folder / "page.html")
+    return bool(report), *shown
+
+
+SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "wrong": (wrong_entries, {}),
+    "wrong, fast, with Taylor": (wrong_entries, {"fast_mode": True, "taylor": True}),
+    "a kink": (lambda x: torch.relu(x - 0.9), {}),
+    "right, every check": (lambda x: x.sin(), {"check_forward_ad": True, "check_batched_grad": True}),
+}
+
+
+def faults(scenario: str, error: Any, tmp_path: Path, every: int) -> None:
+    function, keywords = SCENARIOS[scenario]
+    with Fault(of_rooms) as seen:
+        expected = report_on(function, tmp_path, **keywords)[0]
+    names = sorted(seen.entered)
+    assert len(names) > 5
+    forgiving.RAISING = False
+    try:
+        for name in names[::every]:
+            before = state()
+            raised = None
+            try:
+                with Fault(of_rooms, error, name):
+                    found = report_on(function, tmp_path, **keywords)
+            except BaseException as caught:
+                raised = caught
+            assert state() == before, name
+            assert not list(tmp_path.glob("*.part")), name
+            if error is KeyboardInterrupt:
+                assert isinstance(raised, KeyboardInterrupt), f"{name}: {raised!r}"
+            elif raised is None:
+                assert found[0] == expected, name  # an explanation may be lost, the verdict not
+            else:
+                assert isinstance(raised, MemoryError | covector.errors.CovectorError), f"{name}: {raised!r}"
+    finally:
+        forgiving.RAISING = True
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_inside_looks_rules_and_writers(scenario: str, error: Any, tmp_path: Path) -> None:
+    """A sample of what the next one tries."""
+    faults(scenario, error, tmp_path, every=29)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: Path) -> None:
+    """Each function of these rooms that the scenario enters raises once."""
+    faults(scenario, error, tmp_path, every=1)
+
+
+# --- disks
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 4 KB, which is what a full disk looks like to who writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("old", [None, "the page of yesterday"])
+def test_a_page_for_which_there_is_no_room(old: str | None, tmp_path: Path, request: Any) -> None:
+    """The error is ours, the old page is as it was, and nothing else is left."""
+    report = covector.check(wrong_entries, point())
+    page = tmp_path / "page.html"
+    if old is not None:
+        page.write_text(old)
+    request.getfixturevalue("small_files")
+    with pytest.raises(StorageError, match=r"page\.html could not be written: File too large"):
+        report.to_html(page)
+    assert [path.name for path in tmp_path.iterdir()] == ([] if old is None else ["page.html"])
+    assert old is None or page.read_text() == old
+
+
+def test_a_plan_for_which_there_is_no_room(tmp_path: Path, request: Any) -> None:
+    x = torch.rand(3000)
+    plan = covector.jacobian_plan(lambda x: x[torch.randperm(3000)] * x, x, verify=False)
+    request.getfixturevalue("small_files")
+    with pytest.raises(StorageError):
+        plan.save(tmp_path / "plan.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_is_full() -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        _files.write_text("/dev/full", "text")
+    assert isinstance(caught.value, StorageError)
+
+
+def test_the_command_without_room(tmp_path: Path, monkeypatch: Any, capsys: Any, request: Any) -> None:
+    """The verdicts are shown all the same, and what could not be written is said."""
+    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    monkeypatch.chdir(tmp_path)
+    request.getfixturevalue("small_files")
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--html", "pages"]) == 2
+    said = capsys.readouterr()
+    assert "PASSED        cases.py::sin" in said.out
+    assert "could not be written: File too large" in said.err
+    assert not list((tmp_path / "pages").iterdir())
+
+
+# --- kills
+
+MANY_CASES = """
+    import time, covector, torch
+
+    def slow(x):
+        time.sleep(0.02)
+        return x.sin()
+
+    for number in range(40):
+        covector.case((2,), name=f"case {number}")(slow)
+"""
+
+
+@pytest.mark.parametrize(
+    "part", [0.3, pytest.param(0.6, marks=pytest.mark.sweep), pytest.param(0.9, marks=pytest.mark.sweep)]
+)
+def test_killed_in_the_middle(part: float, tmp_path: Path) -> None:
+    """After a kill -9, what was found so far can be read: the JSON, the index, and each page of it."""
+    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES))
+    command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "2"]
+    command += ["--json", "found.json", "--html", "pages"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for _ in range(int(40 * part)):
+        process.stdout.readline()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["interrupted"] is True
+    assert found["cases"] == 40
+    assert len(found["results"]) < 40
+    assert all(result["outcome"] == "passed" for result in found["results"])
+    index = (tmp_path / "pages" / "index.html").read_text()
+    assert index.endswith("</html>\n")
+    for result in found["results"]:
+        assert (tmp_path / "pages" / result["page"]).read_text().rstrip().endswith("</html>")
+
+
+def test_saved_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
+    """What is saved while cases run is what an interruption leaves; the last one says that it is whole."""
+    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES).replace("range(40)", "range(4)"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_OFTEN", 0.0)
+    saved = []
+    monkeypatch.setattr(cli, "write_text", lambda path, text: saved.append(json.loads(text)))
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--json", "found.json"]) == 0
+    assert [len(data["results"]) for data in saved] == [0, 1, 2, 3, 4, 4]
+    assert [data["interrupted"] for data in saved] == [True] * 5 + [False]
+
+
+# --- memory
+
+LIMITED = """
+    import resource, torch, covector
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+    f = lambda x: (x.sin() @ torch.ones(4000, 4000)).cumsum(0)
+    x = torch.rand(4000)
+    try:
+        print(covector.jacobian(f, max_memory=MEMORY)(x).shape)
+    except covector.errors.CovectorError as error:
+        print(type(error).__name__)
+    except MemoryError:
+        print("MemoryError")
+    except RuntimeError as error:
+        print("allocate" in str(error) and "out of memory, said by torch")
+    print(torch.is_grad_enabled(), torch._C._functorch.peek_interpreter_stack())
+    print(covector.grad(lambda x: x.sum())(torch.ones(2)).tolist())
+"""
+
+
+def limited(limit: int, memory: str) -> list[str]:
+    """What a program prints that may use so many bytes of addresses beyond those of torch."""
+    program = textwrap.dedent(LIMITED).replace("MEMORY", repr(memory))
+    used = "int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()"
+    program = program.replace("(LIMIT, LIMIT)", f"({used} + {limit}, -1)")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory", "first"),
+    [
+        pytest.param(2**31, "300MB", "torch.Size([4000, 4000])", marks=pytest.mark.sweep, id="enough"),
+        pytest.param(2**31, "1MB", "BudgetError", marks=pytest.mark.sweep, id="too little asked for"),
+        pytest.param(2**26, "4GB", "out of memory, said by torch", id="too little there"),
+    ],
+)
+def test_under_a_limit_of_addresses(limit: int, memory: str, first: str) -> None:
+    """`max_memory` is kept, or the error is one that a program can catch and go on after."""
+    assert limited(limit, memory) == [first, "True None", "[1.0, 1.0]"]
+
+
+# --- clocks
+
+
+def test_no_clock_that_can_be_set() -> None:
+    """Limits and durations come from clocks that only go forward."""
+    settable = {"time", "time_ns", "ctime", "localtime", "gmtime", "now", "utcnow", "today"}
+    for path in [*SOURCE.rglob("*.py"), *SOURCE.parent.glob("covector_pytest*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+                assert not settable & {alias.name for alias in node.names}, path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert not (node.value.id in ("time", "datetime", "date") and node.attr in settable), path
+
+
+@pytest.mark.parametrize("jump", [1e9, pytest.param(-1e9, marks=pytest.mark.sweep)])
+def test_a_clock_that_jumps(jump: float, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A case that is within its time limit is not lost when the clock is set, and one beyond it is."""
+    (tmp_path / "cases.py").write_text(
+        "import time, covector, torch\n"
+        "covector.case((2,))(torch.sin)\n"
+        "covector.case((2,), name='hangs')(lambda x: time.sleep(1000))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    true_time, started = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: true_time() + jump * (time.monotonic() - started))
+    assert cli.main(["check", "cases.py", "--jobs", "2", "--timeout", "10"]) == 1
+    said = capsys.readouterr().out
+    assert "PASSED        cases.py::sin" in said
+    assert "TIMED OUT     cases.py::hangs" in said
