@@ -157,6 +157,7 @@ def get_analytical_jacobian(
     """
     _deprecated("get_analytical_jacobian", "covector.jacrev gives the Jacobian, covector.check compares it")
     _require_one("get_analytical_jacobian", grad_out)
+    check_number("get_analytical_jacobian", "nondet_tol", nondet_tol, positive=False)
     if not isinstance(output, Tensor):
         raise ArgumentTypeError(
             f"get_analytical_jacobian: the output must be a tensor, got {summary(output)}."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._chart import dense
 from covector._tree import flatten, unflatten
 from covector.errors import ArgumentTypeError, Caller
 from covector.report.report import Report
@@ -97,7 +98,7 @@ def _like(tree: Any, generator: torch.Generator) -> Any:
 def _wide(tree: Any) -> list[Tensor]:
     """The numbers of a tree in double precision."""
     return [
-        t.detach().to("cpu", torch.complex128 if t.is_complex() else torch.float64).flatten()
+        dense(t.detach()).to("cpu", torch.complex128 if t.is_complex() else torch.float64).flatten()
         for t in flatten(tree)[0]
         if is_differentiable(t)
     ]

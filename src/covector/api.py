@@ -40,7 +40,7 @@ from covector.verify.arguments import (
 from covector.verify.checks import run_checks
 from covector.verify.cuts import Cut, held_at
 from covector.verify.evidence import evidence_of
-from covector.verify.finding import Finding, Outcome
+from covector.verify.finding import Finding, Outcome, failed
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.problem import Problem
 from covector.verify.run import CheckRun, Options
@@ -313,11 +313,11 @@ def gradgradcheck(
             if done.right:
                 return True
             report = _report(done, call, first)
-        except RuntimeError as error:
-            if isinstance(error, CovectorError) or (missing := missing_kernel(error)) is None:
+        except (RuntimeError, ShapeChange) as error:
+            if isinstance(error, CovectorError) or (found := _not_run(error)) is None:
                 raise
             again = reproduction(call, options, by_name=first.closes_over)
-            report = _unsupported(caller, first, again.text(), missing, error)
+            report = _without_comparison(caller, first, again.text(), found, error)
     return _refuted(report, raise_exception)
 
 
@@ -398,13 +398,24 @@ def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Repo
     )
 
 
-def _unsupported(caller: Caller, first: Problem, again: str, missing: str, error: BaseException) -> Report:
-    """The report on a backward that torch cannot even run on its own results."""
+def _not_run(error: Exception) -> Finding | None:
+    """What it says of a backward that it could not even be run; None if it is not known."""
+    if isinstance(error, ShapeChange):
+        return failed("purity", str(error), "A derivative needs outputs of one shape and dtype.")
+    if (missing := missing_kernel(error)) is None:
+        return None
     text = f"torch cannot differentiate this backward: it does not have {missing}"
+    return Finding("reverse mode", Outcome.UNSUPPORTED, text)
+
+
+def _without_comparison(
+    caller: Caller, first: Problem, again: str, found: Finding, error: BaseException
+) -> Report:
+    """The report on a backward that could not even be run."""
     return Report(
         caller.name,
         caller.verb,
-        (Finding("reverse mode", Outcome.UNSUPPORTED, text),),
+        (found,),
         tuple(first.input_names),
         tuple(first.output_names),
         "nothing could be compared",

@@ -18,6 +18,7 @@ from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
 from covector._engine.traced import run_traced
 from covector._tree import Evaluation
+from covector.errors import UnsupportedError
 
 _make_dual = torch._VF._make_dual
 _unpack_dual = torch._VF._unpack_dual
@@ -98,8 +99,13 @@ def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:
     """The leaf with its tangent; a copy of a leaf whose elements share memory, which a tangent's may not."""
     try:
         return _make_dual(leaf, tangent, level=0)
-    except RuntimeError:
-        if not is_strided(leaf) or not overlaps(leaf):
+    except RuntimeError as error:
+        if not is_strided(leaf):
+            raise UnsupportedError(
+                f"torch has no tangents of tensors with layout {leaf.layout}. Differentiate by a strided "
+                "one, and convert it inside the function; or use reverse mode."
+            ) from error
+        if not overlaps(leaf):
             raise
         return _make_dual(leaf.clone(), tangent, level=0)
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from threading import RLock
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -122,6 +123,10 @@ def _kind(tensor: Tensor) -> Kind:
     return tensor.shape, stride, tensor.dtype, tensor.device, tensor.layout
 
 
+# Tracing patches torch for the whole process, so that two threads may not do it at once.
+_TRACING = RLock()
+
+
 def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
     """Run the function once on these tensors, and keep what it did as a graph.
 
@@ -142,7 +147,7 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
         return [leaves[i] for i in indices]
 
     try:
-        with torch.no_grad(), _NoReading(caller):
+        with _TRACING, torch.no_grad(), _NoReading(caller):
             module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(
                 *[tensor.detach() for tensor in tensors]
             )

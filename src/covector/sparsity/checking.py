@@ -143,7 +143,7 @@ class _Probe:
     def _made(self) -> LinearMap:
         derivative = self.plan.derivative
         if self.turned:
-            return derivative.reverse(self.at)
+            return self.plan.pullback(self.at)
         return Pushforward(derivative.caller, derivative.run(self.at), self.at, go_around=False)
 
     def of(self, direction: Tensor) -> Tensor | None:

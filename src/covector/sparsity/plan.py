@@ -190,21 +190,26 @@ class SparsePlan(Plan):
             turn = self.derivative.reverse if self.derivative.symmetric else self.derivative.forward
             derivative = turn(arguments)
             columns = self._applied(derivative, self._column_groups)
-            self._require_outputs([columns.numel() // self.coloring.forward])
+            self._require_outputs(columns.numel() // self.coloring.forward)
             parts.append(columns)
             evaluation = derivative.evaluation if self.derivative.symmetric else None
         if self.coloring.reverse:
-            derivative = self.derivative.reverse(arguments)
+            derivative = self.pullback(arguments)
             evaluation = derivative.evaluation
-            self._require_outputs([output.numel() for output in evaluation.outputs])
             parts.append(self._applied(derivative, self._row_groups))
         return parts, evaluation
 
-    def _require_outputs(self, sizes: list[int]) -> None:
+    def pullback(self, arguments: Arguments) -> LinearMap:
+        """V -> J^T v at a point where the function returns what the plan was made for."""
+        derivative = self.derivative.reverse(arguments)
+        self._require_outputs(sum(output.numel() for output in derivative.evaluation.outputs))
+        return derivative
+
+    def _require_outputs(self, size: int) -> None:
         """The function returns as many numbers as when the plan was made."""
-        if sum(sizes) != self.pattern.shape[0]:
+        if size != self.pattern.shape[0]:
             raise OutputError(
-                f"{self.derivative.caller}: the function returns {sum(sizes)} numbers here; the plan is for "
+                f"{self.derivative.caller}: the function returns {size} numbers here; the plan is for "
                 f"{self.pattern.shape[0]}. A plan is for outputs of one size: make another."
             )
 

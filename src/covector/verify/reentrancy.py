@@ -172,7 +172,7 @@ def _of_one_map(run: CheckRun, rows: _Rows) -> bool:
     vectors = np.stack([*run.reverse.cotangents, *units])
     images = np.stack([*run.reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)])
     left, sizes, _ = np.linalg.svd(vectors)
-    sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes[0]) :].T
+    sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
     with np.errstate(all="ignore"):
         off, size = abs(sums_to_zero @ images), abs(sums_to_zero) @ abs(images)
     return not (off > constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * size.max(initial=0.0)).any()

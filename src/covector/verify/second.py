@@ -24,9 +24,10 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = problem.arguments.rebuild(leaves)
         outputs, spec = flatten(tensors_for_outputs(problem.caller, problem.caller.function(*args, **kwargs)))
-        if len(outputs) <= max(problem.kept, default=-1):
-            raise ShapeChange(f"the function returned {len(outputs)} values, fewer than before")
-        return Evaluation([outputs[i] for i in problem.kept], spec, [], None)
+        kept = [outputs[i] for i in problem.kept if i < len(outputs) and isinstance(outputs[i], Tensor)]
+        if len(kept) < len(problem.kept):
+            raise ShapeChange("the function returns fewer tensors than it did before")
+        return Evaluation(kept, spec, [], None)
 
     def pull(*args: Any) -> tuple[Tensor, ...]:
         leaves = flatten(args[:count])[0]
