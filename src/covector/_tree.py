@@ -288,9 +288,9 @@ def _requested(
 def _texts(caller: Caller, argnames: Argnames) -> tuple[str, ...]:
     if argnames is None:
         return ()
-    if not isinstance(argnames, tuple | list) or not all(isinstance(name, str) for name in argnames):
+    if not isinstance(argnames, tuple | list):
         raise ArgumentTypeError(
-            f"{caller}: argnames must be a name or a tuple of names, got {argnames!r} "
+            f"{caller}: argnames must be a string or a tuple of strings, got {argnames!r} "
             f"({type(argnames).__name__})."
         )
     return tuple(argnames)
