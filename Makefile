@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python examples/tour.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not sweep and not browser"
+	$(BIN)/python -m pytest -n auto --durations=10 -m "not sweep and not browser"
 
 # Every operator that torch can differentiate; several minutes.
 sweep: $(READY)

@@ -8,6 +8,7 @@ import covector
 from covector import functional
 from covector.errors import ArgumentValueError, InferenceModeError
 from functional_table import LIBRARIES
+from watched import Counted
 
 x = torch.linspace(0.5, 1.5, 3, dtype=torch.float64)
 
@@ -89,17 +90,6 @@ NUMBER_COUNTS = [
     ("hvp", lambda f: functional.hvp(f, x, x), 1),
     ("vhp", lambda f: functional.vhp(f, x, x), 1),
 ]  # fmt: skip
-
-
-class Counted:
-    """A function that counts its runs."""
-
-    def __init__(self, function):
-        self.function, self.runs = function, 0
-
-    def __call__(self, *inputs):
-        self.runs += 1
-        return self.function(*inputs)
 
 
 @pytest.mark.parametrize(("name", "act", "runs"), COUNTS, ids=[row[0] for row in COUNTS])

@@ -4,20 +4,9 @@ import pytest
 import torch
 
 import covector
+from watched import Counted
 
 x = torch.linspace(-1, 1, 6, dtype=torch.float64)
-
-
-class Counted:
-    """A function that counts its runs."""
-
-    def __init__(self, function):
-        self.function = function
-        self.runs = 0
-
-    def __call__(self, x):
-        self.runs += 1
-        return self.function(x)
 
 
 COUNTS = [

@@ -19,6 +19,7 @@ from covector.errors import (
     UnsupportedError,
 )
 from covector.transforms._plan import Plan, by_sizes, worth_a_trial
+from watched import Counted
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 wide = torch.linspace(-1, 1, 200, dtype=torch.float64)
@@ -206,15 +207,6 @@ def test_auto_goes_back_to_reverse_mode():
     assert "draws random numbers" in noisy.plan.reason
     with pytest.raises(RandomnessError):
         covector.jacobian(lambda x: torch.rand(1).double() * x.sum() * wide, mode="forward")(x)
-
-
-class Counted:
-    def __init__(self, function):
-        self.function, self.runs = function, 0
-
-    def __call__(self, x):
-        self.runs += 1
-        return self.function(x)
 
 
 @pytest.mark.parametrize(

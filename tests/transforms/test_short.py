@@ -9,22 +9,11 @@ import torch
 
 import covector
 from covector.errors import ArgumentValueError, OutputError
+from watched import Counted
 
 X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 V = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
 WEIGHT = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
-
-
-class Counted:
-    """A function that counts its runs."""
-
-    def __init__(self, function):
-        self.function = function
-        self.runs = 0
-
-    def __call__(self, *args):
-        self.runs += 1
-        return self.function(*args)
 
 
 # A function, and a cotangent for what it returns.

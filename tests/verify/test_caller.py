@@ -4,74 +4,12 @@ import warnings
 
 import pytest
 import torch
-from torch._C import _functorch as stack
 from torch.autograd import forward_ad
 
 import covector
+from watched import Counted, Stop, marks, state
 
 DOUBLE = torch.float64
-
-
-class Stop(Exception):
-    """What a function raises that was told to."""
-
-
-def state():
-    """Everything global that a check touches."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch._C._is_fwd_grad_enabled(),
-        forward_ad._current_level,
-        torch._functorch.eager_transforms.JVP_NESTING,
-        stack.peek_interpreter_stack() is None,
-        stack.get_inplace_requires_grad_allowed(),
-        torch.random.get_rng_state().numpy().tobytes(),
-    )
-
-
-def marks(tensors):
-    """Everything about the caller's tensors that a check could leave a trace on."""
-    return [
-        (
-            t.detach().clone(),
-            None if not t.is_leaf or t.grad is None else (id(t.grad), t.grad.clone()),
-            t.requires_grad,
-            t.is_leaf,
-            t._version,
-            t.data_ptr(),
-            t.stride(),
-            dict(t.__dict__),
-        )
-        for t in tensors
-    ]
-
-
-def same_marks(before, after):
-    """Whether no mark moved, bit by bit."""
-    for (value, grad, *rest), (value_after, grad_after, *rest_after) in zip(before, after, strict=True):
-        if not torch.equal(value.view(torch.uint8), value_after.view(torch.uint8)) or rest != rest_after:
-            return False
-        if (grad is None) != (grad_after is None):
-            return False
-        if grad is not None and (grad[0] != grad_after[0] or not torch.equal(grad[1], grad_after[1])):
-            return False
-    return True
-
-
-class Counted:
-    """A function that counts its runs, and raises at the k-th."""
-
-    def __init__(self, function, fails_at=None):
-        self.function = function
-        self.fails_at = fails_at
-        self.runs = 0
-
-    def __call__(self, *args, **kwargs):
-        self.runs += 1
-        if self.runs == self.fails_at:
-            raise Stop(f"run {self.runs}")
-        return self.function(*args, **kwargs)
 
 
 class Numpy(torch.autograd.Function):
@@ -218,7 +156,7 @@ def test_nothing_changes_whether_it_returns_or_raises_at_any_evaluation(subject,
     before, tensors = state(), marks(inputs)
     clean = call(verb, keywords, counted, inputs)
     assert state() == before
-    assert same_marks(tensors, marks(inputs))
+    assert marks(inputs) == tensors
     assert isinstance(clean, bool)
     swallowed = []
     for k in range(1, counted.runs + 1):
@@ -227,7 +165,7 @@ def test_nothing_changes_whether_it_returns_or_raises_at_any_evaluation(subject,
         before, tensors = state(), marks(inputs)
         result = call(verb, keywords, fails, inputs)
         assert state() == before, f"raised at run {k}"
-        assert same_marks(tensors, marks(inputs)), f"raised at run {k}"
+        assert marks(inputs) == tensors, f"raised at run {k}"
         if not isinstance(result, Stop):
             swallowed.append((k, result))
     # A batch that fails is repeated in a loop, so one exception may be survived; the verdict may not change.
@@ -248,7 +186,7 @@ def test_nothing_changes_while_an_entry_is_looked_for(function, size):
         result = call(covector.gradcheck, {"fast_mode": True}, Counted(function, fails_at=k), x)
         assert isinstance(result, Stop) or result is False
         assert state() == before
-        assert same_marks(tensors, marks([x]))
+        assert marks([x]) == tensors
 
 
 @each_mode
@@ -262,7 +200,7 @@ def test_around_it_no_grad_and_inference_mode(verb, keywords):
             assert call(verb, keywords, WrongTwice.apply, x) is False
             assert isinstance(call(verb, keywords, Counted(torch.sin, fails_at=1), x), Stop)
             assert state() == before
-            assert same_marks(tensors, marks([x]))
+            assert marks([x]) == tensors
 
 
 @each_mode
@@ -301,7 +239,7 @@ def test_keyboard_interrupt_is_not_swallowed_and_all_is_put_back():
                 finished = False
             assert not finished or k > counted_runs
             assert state() == before
-            assert same_marks(tensors, marks(inputs))
+            assert marks(inputs) == tensors
 
 
 def test_the_callers_arguments_that_are_not_differentiated():
@@ -314,7 +252,7 @@ def test_the_callers_arguments_that_are_not_differentiated():
 
     tensors = marks([x, table])
     covector.gradcheck(writes, (x, table), raise_exception=False)
-    assert same_marks(tensors, marks([x, table]))
+    assert marks([x, table]) == tensors
 
 
 def test_a_function_that_mutates_its_input_does_not_reach_the_callers():
@@ -328,7 +266,7 @@ def test_a_function_that_mutates_its_input_does_not_reach_the_callers():
         return x.sin()
 
     assert covector.gradcheck(mutates, x, raise_exception=False) is False
-    assert same_marks(tensors, marks([x]))
+    assert marks([x]) == tensors
 
 
 @pytest.mark.parametrize("verb", [covector.check, covector.gradcheck, covector.gradgradcheck])
