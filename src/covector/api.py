@@ -24,6 +24,9 @@ from covector.errors import (
     UnsteadyOutputError,
     warn,
 )
+from covector.evidence.cuts import Cut, held_at
+from covector.evidence.evidence import evidence_of
+from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
 from covector.report.reproduce import Call, reproduction
@@ -38,8 +41,6 @@ from covector.verify.arguments import (
     require_tangents,
 )
 from covector.verify.checks import run_checks
-from covector.verify.cuts import Cut, held_at
-from covector.verify.evidence import evidence_of
 from covector.verify.finding import Finding, Outcome, failed
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.problem import Problem
@@ -47,7 +48,6 @@ from covector.verify.run import CheckRun, Options
 from covector.verify.second import backward_of, given_cotangents, random_cotangents
 from covector.verify.state import quiet, unchanged
 from covector.verify.tolerance import Tolerance
-from covector.verify.worst import worst
 
 
 def check(

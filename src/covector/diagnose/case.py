@@ -8,7 +8,7 @@ from torch import Tensor
 
 from covector._lazy import lazy
 from covector.diagnose.suspects import Suspect, suspects_of
-from covector.verify.evidence import Evidence
+from covector.evidence.evidence import Evidence
 from covector.verify.finding import Finding
 
 

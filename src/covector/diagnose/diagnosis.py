@@ -12,7 +12,7 @@ from covector.diagnose.rules import table
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
-from covector.verify.evidence import Evidence
+from covector.evidence.evidence import Evidence
 from covector.verify.finding import Diagnosis, Finding
 from covector.verify.forgiving import forgiving
 

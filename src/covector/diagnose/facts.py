@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covector.diagnose.case import Case
 from covector.diagnose.suspects import Suspect, listed
-from covector.verify.jacobians import Jacobians, Part
+from covector.evidence.jacobians import Jacobians, Part
 
 # Ratios and differences that vary by less than this, relative to their size, are the same.
 _SAME = 1e-4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
-from covector.verify.jacobians import Jacobians, Part
+from covector.evidence.jacobians import Jacobians, Part
 
 # Two derivatives are the same if they agree to this, beside the bound of the numeric side.
 _SAME_RTOL, _SAME_ATOL = 1e-6, 1e-9

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from covector.evidence.jacobians import PAGE, gather
 from covector.report.heatmaps import Pair, pairs_of
 from covector.report.reproduce import Reproduction
 from covector.report.scan import Scan, scan
 from covector.verify.finding import Finding, Mismatch, Outcome
-from covector.verify.jacobians import PAGE, gather
 from covector.verify.run import CheckRun
 from covector.verify.state import quiet
 from covector.verify.tolerance import Tolerance

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covector.evidence.jacobians import Jacobians, Part
 from covector.verify.finding import Mismatch
-from covector.verify.jacobians import Jacobians, Part
 
 # Cells of all heat maps together; the sides of one map; entries around a suspect; patches around suspects.
 _CELLS = 24_000

@@ -15,13 +15,13 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from covector.evidence.jacobians import Part
 from covector.report.figures import Figures
 from covector.report.heatmaps import Pair, View
 from covector.report.plot import slope_plot, step_plot
 from covector.report.report import Report
 from covector.report.terminal import cell
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
-from covector.verify.jacobians import Part
 
 # The largest side of a Jacobian that is also written out as a table.
 _TABLE_SIDE = 12

@@ -1,1 +1,1 @@
-"""Proof that a derivative is right: a problem, maps, directions, a comparison, findings, evidence."""
+"""Decides whether a derivative is right: a problem, two maps, looks, a judge, a record."""

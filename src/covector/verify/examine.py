@@ -72,7 +72,7 @@ class Examiner:
         return _joined(found), visible + look.share * self.tol.atol
 
     def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, np.ndarray]]:
-        """What is differenced at once: some groups, their noise, the length of a step, and for which cells."""
+        """What is differenced at once: some groups, their noise, the length of a step, and its cells."""
         noise, size = self.noise(look), self.numeric.columns_at_once
         for length, which in self._lengths(look, noise):
             if len(look) <= size and which.all():

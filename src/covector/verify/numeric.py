@@ -218,7 +218,7 @@ class Numeric:
 
     @property
     def columns_are_cheap(self) -> bool:
-        """Whether one batch of single columns costs less than moving them together and asking who did what."""
+        """Whether one batch of single columns costs less than finding out who owns which cell."""
         height, width = self.problem.shape
         return width * (width + height) <= constants.FEW_NUMBERS
 

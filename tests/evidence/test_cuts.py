@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import covector
-from covector.verify.cuts import traced
+from covector.evidence.cuts import traced
 
 
 def line_of(function, mark="# cut"):

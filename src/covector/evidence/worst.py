@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from covector.evidence.evidence import Evidence
+from covector.evidence.jacobians import Jacobians
 from covector.verify import constants
-from covector.verify.evidence import Evidence
 from covector.verify.finding import Finding, Mismatch, Outcome
-from covector.verify.jacobians import Jacobians
 
 
 def worst(evidence: Evidence) -> Finding:

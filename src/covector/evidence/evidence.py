@@ -18,11 +18,11 @@ from covector._chart import values_of
 from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
+from covector.evidence.cuts import Cuts, Holding, traced
+from covector.evidence.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.analytic import ReverseMap
-from covector.verify.cuts import Cuts, Holding, traced
 from covector.verify.finding import Finding, Outcome
 from covector.verify.forgiving import forgiving
-from covector.verify.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
 
