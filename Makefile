@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 DIST_READY := $(VENV)/.dist-ready
 
-.PHONY: kernels demo test sweep versions dist package browser bench zoo docs lint clean
+.PHONY: kernels demo test sweep versions dist package browser bench peers zoo docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -45,15 +45,21 @@ kernels: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[kernels]"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton_kernels.py tests/kernels/test_cpp_kernels.py
 
-# Side by side with torch.func in one process, as ratios; ONLY="part of a name" runs some of it.
+# Everything beside its peers, as ratios: tables, figures and benchmarks/results/<date>.json (benchmarks/README.md).
+# ONLY="gradcheck growth" chooses, QUICK=1 takes under five minutes, AGAIN=1 measures anew, COMPARE=<file> shows what
+# moved, MEMORY=20 lets a process of the area growth take 20 GB. A run that was stopped is continued.
 bench: $(READY)
-	$(BIN)/python -m benchmarks $(ONLY)
+	BENCH_MEMORY=$(or $(MEMORY),4) $(BIN)/python -m benchmarks $(ONLY) $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(COMPARE),--compare $(COMPARE))
 
-# Gradient checks of functions from other packages, against torch's; some ten minutes.
+# The peers that an area names as not installed: JAX, asdex, sparsejac, CasADi.
+peers: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench-sparse]"
+
+# Gradient checks of functions from other packages, against torch's.
 zoo: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[zoo]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps qpth # it asks for numpy < 2
-	$(BIN)/python -m benchmarks.zoo
+	$(MAKE) bench ONLY=zoo
 
 # The pages as HTML; a warning is an error.
 docs: $(DOCS_READY)

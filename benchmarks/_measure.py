@@ -10,11 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Self, TypeVar
@@ -45,15 +48,22 @@ class Ratio:
         return cls(median, low, high, statistics.median(ours), statistics.median(theirs))
 
 
+# A comparison of long calls ends when it took so many seconds, with no fewer than this many pairs.
+ENOUGH, FEWEST = 10.0, 3
+
+
 def compare(ours: Call, theirs: Call, *, pairs: int = 25, block: float = 0.02) -> Ratio:
     """The ratio of the times of two calls, in alternating blocks of about `block` seconds.
 
     Garbage collection stays on: a side that leaves cycles behind should pay for them.
     """
+    start = process_time()
     with one_thread():
         counts = {call: _repetitions(call, block) for call in (ours, theirs)}
         times: dict[Call, list[float]] = {ours: [], theirs: []}
-        for _ in range(pairs):
+        for done in range(pairs):
+            if done >= FEWEST and process_time() - start > ENOUGH:
+                break
             for call in random.sample((ours, theirs), 2):
                 times[call].append(_seconds(call, counts[call]))
     return Ratio.of(times[ours], times[theirs])
@@ -105,16 +115,103 @@ def resident_peak(call: Callable[[], T]) -> tuple[T, float]:
     The mark that Linux keeps is set back first: it remembers what was done before the call, too. Unlike
     ru_maxrss it knows nothing of the parent process.
     """
-    before = _status("VmRSS")
+    before = _status("self", "VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     result = call()
-    return result, _status("VmHWM") - before
+    return result, _status("self", "VmHWM") - before
 
 
-def _status(key: str) -> float:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+def _status(process: str | int, key: str) -> float:
+    """A line of the status of a process, in bytes; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
+
+
+class Stopped(Exception):
+    """A measurement that was ended at one of its limits, which is the text."""
+
+
+def elsewhere(
+    context: Any,
+    call: Callable[[], T],
+    patience: float,
+    *,
+    seconds: int | None = None,
+    memory: float | None = None,
+) -> T:
+    """The result of a call in another process, which is ended at its limits.
+
+    These are `patience` by the clock, `seconds` of processor time, and `memory`, the resident bytes. They are
+    watched from here: under a limit of its own (RLIMIT_CPU) the clock of a process ticks in steps of 4 ms.
+
+    Raises:
+        Stopped: at a limit, or if the system ended it.
+        RuntimeError: with the traceback, if the call raises; or if the process dies.
+    """
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_report_to, args=(sender, call))
+    child.start()
+    sender.close()
+    deadline = perf_counter() + patience
+    try:
+        while not receiver.poll(0.02):
+            if perf_counter() > deadline:
+                raise Stopped(f"over {patience:.0f} s by the clock")
+            if seconds is not None and _processor_time(child.pid) > seconds:
+                raise Stopped(f"over {seconds} s")
+            if memory is not None and _status(child.pid, "VmRSS") > memory:
+                raise Stopped(f"over {memory / 1e9:.1f} GB")
+        answer = receiver.recv()
+    except EOFError:
+        child.join()
+        if child.exitcode == -signal.SIGKILL:
+            raise Stopped("killed by the system") from None
+        raise RuntimeError(f"a measurement ended with exit code {child.exitcode}") from None
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(answer, _Raised):
+        raise RuntimeError(answer.text)
+    return answer
+
+
+def _processor_time(process: int) -> float:
+    """Seconds that a process took so far; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What went wrong in the other process."""
+
+    text: str
+
+
+def _report_to(sender: Connection, call: Callable[[], Any]) -> None:
+    try:
+        sender.send(call())
+    except Exception as error:
+        sender.send(_Raised("".join(traceback.format_exception(error))))
+
+
+def seconds_of(call: Call, *, times: int, enough: float, block: float = 0.02) -> list[float]:
+    """The times of a call, of blocks of it if it is short: so many, or fewer when `enough` seconds passed."""
+    found: list[float] = []
+    start = process_time()
+    count = 1
+    while len(found) < times and (not found or process_time() - start < enough):
+        found.append(_seconds(call, count))
+        if found[-1] * count < block / 2:
+            count *= 2
+            found.pop()
+    return found
 
 
 def _repetitions(call: Call, block: float) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from time import process_time
 from typing import Any
 
@@ -18,14 +19,16 @@ import torch
 from torch import Tensor
 
 import covector
-from benchmarks._measure import Call, compare, one_thread
+from benchmarks._board import Area, Effort, Row, Task, pair
+from benchmarks._measure import Call, Ratio, compare, one_thread
+from benchmarks._peers import jax as load_jax
 
-NAME = "compiled"
-# The most that a task may take beside JAX, and beside compiled torch.func; of the median, 1.
-JAX_TARGET, FUNC_TARGET = 1.5, 1.3
+JAX, FUNC = "JAX, jitted", "torch.compile"
+# The most that a derivative may take beside each; of the median, MEDIAN_TARGET.
+TARGETS = {JAX: 1.5, FUNC: 1.3}
+MEDIAN_TARGET = 1.0
 # Or, beside JAX, this many seconds more: what two Python calls take.
 SLACK = 5e-6
-WIDTHS = (8, 8, 16)
 
 _generator = torch.Generator().manual_seed(0)
 
@@ -69,7 +72,7 @@ def sample_loss(library: Library) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Task:
+class Derivative:
     """What is computed: a derivative for a library and constants, its constants, its arguments."""
 
     name: str
@@ -86,34 +89,34 @@ LAYERS_64 = (_random(64, 64), _random(64, 64))
 LAYERS_256 = (_random(256, 256), _random(256, 256))
 PARAMS = {"first": _random(32, 8), "bias": _random(32), "second": _random(4, 32)}
 
-TASKS = (
-    Task("grad, Rosenbrock 50", lambda lib: lib.grad(rosenbrock), (), (_random(50),)),
-    Task(
+DERIVATIVES = (
+    Derivative("grad, Rosenbrock 50", lambda lib: lib.grad(rosenbrock), (), (_random(50),)),
+    Derivative(
         "jacobian, network 64 -> 64",
         lambda lib, *w: lib.jacobian(network(lib, *w)),
         LAYERS_64,
         (_random(64),),
     ),
-    Task("hessian, Rosenbrock 50", lambda lib: lib.hessian(rosenbrock), (), (_random(50),)),
-    Task("hessian, network 64", lambda lib, *w: lib.hessian(_loss(lib, *w)), LAYERS_64, (_random(64),)),
-    Task("vmap(grad), 256 x 16", lambda lib: lib.vmap(lib.grad(rosenbrock)), (), (_random(256, 16),)),
-    Task(
+    Derivative("hessian, Rosenbrock 50", lambda lib: lib.hessian(rosenbrock), (), (_random(50),)),
+    Derivative("hessian, network 64", lambda lib, *w: lib.hessian(_loss(lib, *w)), LAYERS_64, (_random(64),)),
+    Derivative("vmap(grad), 256 x 16", lambda lib: lib.vmap(lib.grad(rosenbrock)), (), (_random(256, 16),)),
+    Derivative(
         "hvp, network 256", lambda lib, *w: lib.hvp(_loss(lib, *w)), LAYERS_256, (_random(256), _random(256))
     ),
-    Task(
+    Derivative(
         "jacfwd, trajectory 2 -> 500",
         lambda lib, times: lib.jacfwd(trajectory(lib, times)),
         (torch.linspace(0, 5, 500, dtype=torch.float64),),
         (torch.tensor([0.3, 2.0], dtype=torch.float64),),
     ),
-    Task(
+    Derivative(
         "gradients per sample, by a dict",
         lambda lib: lib.vmap(lib.grad(sample_loss(lib)), (None, 0)),
         (),
         (PARAMS, _random(64, 8)),
     ),
-    Task("vmap(hessian), 64 x 8", lambda lib: lib.vmap(lib.hessian(rosenbrock)), (), (_random(64, 8),)),
-    Task(
+    Derivative("vmap(hessian), 64 x 8", lambda lib: lib.vmap(lib.hessian(rosenbrock)), (), (_random(64, 8),)),
+    Derivative(
         "jacobian, network 256 -> 256",
         lambda lib, *w: lib.jacobian(network(lib, *w)),
         LAYERS_256,
@@ -129,7 +132,7 @@ def _torch_library(verbs: Any, *, jacobian: Any, hvp: Any) -> Library:
 OURS = _torch_library(
     covector, jacobian=covector.jacobian, hvp=lambda f: lambda x, u: covector.hvp(f, (x,), (u,))[1][0]
 )
-FUNC = _torch_library(
+THEIRS = _torch_library(
     torch.func,
     jacobian=torch.func.jacrev,
     hvp=lambda f: lambda x, u: torch.func.vjp(torch.func.grad(f), x)[1](u)[0],
@@ -138,10 +141,11 @@ FUNC = _torch_library(
 
 @dataclass(frozen=True)
 class Side:
-    """A compiled function, and what it took to compile; None where that failed."""
+    """A compiled function, and what it took to compile; or why there is none."""
 
     call: Call | None
     seconds: float
+    note: str = ""
 
 
 def _side(make: Callable[[], Callable[..., Any]], arguments: tuple[Any, ...]) -> Side:
@@ -150,12 +154,17 @@ def _side(make: Callable[[], Callable[..., Any]], arguments: tuple[Any, ...]) ->
         function = make()
         function(*arguments)
     except Exception as error:  # a compiler that crashes is a result too
-        print(f"    {type(error).__name__}: {str(error).splitlines()[0][:90]}")
-        return Side(None, process_time() - start)
+        said = str(error).strip().partition("\n")[0][:90]
+        return Side(None, process_time() - start, f"the peer fails: {type(error).__name__}: {said}")
     return Side(lambda: function(*arguments), process_time() - start)
 
 
-def _jax_side(jax: Any, task: Task) -> Side:
+def _by_func(derivative: Derivative) -> Side:
+    return _side(lambda: torch.compile(derivative.use(THEIRS, *derivative.constants)), derivative.arguments)
+
+
+def _by_jax(derivative: Derivative) -> Side:
+    jax = load_jax()
     numpy = jax.numpy
     library = Library(
         jax.grad, jax.jacrev, jax.jacfwd, jax.jacrev, jax.hessian,
@@ -166,118 +175,86 @@ def _jax_side(jax: Any, task: Task) -> Side:
     def converted(tree):
         return jax.tree.map(lambda leaf: numpy.asarray(leaf.numpy()), tree)
 
-    constants, arguments = converted(task.constants), converted(task.arguments)
-    side = _side(lambda: jax.jit(task.use(library, *constants)), arguments)
-    if side.call is None:
-        return side
-    call = side.call
-    return Side(lambda: jax.block_until_ready(call()), side.seconds)
+    constants, arguments = converted(derivative.constants), converted(derivative.arguments)
+
+    def make():
+        fast = jax.jit(derivative.use(library, *constants))
+        return lambda *args: jax.block_until_ready(fast(*args))
+
+    return _side(make, arguments)
 
 
-def _jax() -> Any:
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-    try:
-        import jax
-    except ImportError:
-        print("jax is not installed: no column for it")
-        return None
-    jax.config.update("jax_enable_x64", True)
-    return jax
+PEERS: dict[str, Callable[[Derivative], Side]] = {FUNC: _by_func, JAX: _by_jax}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Ratios of one task; None where the other side is missing or failed."""
-
-    task: str
-    microseconds: float
-    to_jax: float | None
-    beyond_jax: float | None
-    to_func: float | None
-    compile_to_func: float | None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the targets are met."""
-        slow = self.to_jax is not None and self.to_jax > JAX_TARGET and (self.beyond_jax or 0) > SLACK
-        behind = self.to_func is not None and self.to_func > FUNC_TARGET
-        return "over" if slow or behind else "ok"
-
-
-def measure(task: Task, jax: Any) -> Measured:
-    """All sides of a task."""
-    ours = _side(lambda: covector.compile(task.use(OURS, *task.constants)), task.arguments)
-    theirs = _side(lambda: torch.compile(task.use(FUNC, *task.constants)), task.arguments)
-    assert ours.call is not None
-    _check(ours.call(), task)
-    to_func = compare(ours.call, theirs.call, pairs=15) if theirs.call else None
-    beside = _jax_side(jax, task) if jax else Side(None, 0)
-    to_jax = compare(ours.call, beside.call, pairs=15) if beside.call else None
-    microseconds = 1e6 * (to_func or to_jax).ours if to_func or to_jax else float("nan")
-    return Measured(
-        task.name,
-        microseconds,
-        to_jax.median if to_jax else None,
-        to_jax.ours - to_jax.theirs if to_jax else None,
-        to_func.median if to_func else None,
-        ours.seconds / theirs.seconds if theirs.call else None,
-    )
+def measure(derivative: Derivative, peer: str, effort: Effort) -> Iterator[Row]:
+    """One derivative, beside one peer: a warm call, and beside torch.compile what it takes to compile."""
+    with one_thread():
+        _warm_up()
+        ours = _side(
+            lambda: covector.compile(derivative.use(OURS, *derivative.constants)), derivative.arguments
+        )
+        assert ours.call is not None, ours.note
+        _check(ours.call(), derivative)
+        theirs = PEERS[peer](derivative)
+        if theirs.call is None:
+            yield Row(derivative.name, peer, note=theirs.note)
+            return
+        ratio = compare(ours.call, theirs.call, pairs=min(effort.pairs, 15), block=effort.block)
+    target = max(TARGETS[peer], 1 + SLACK / ratio.theirs) if peer == JAX else TARGETS[peer]
+    yield Row.of(derivative.name, peer, ratio, target)
+    if peer == FUNC:
+        compiling = Ratio.of([ours.seconds], [theirs.seconds])
+        yield Row.of(f"{derivative.name}: to compile", peer, compiling, None)
 
 
-def _check(result: Any, task: Task) -> None:
+def _check(result: Any, derivative: Derivative) -> None:
     """A fast wrong answer is worth nothing."""
-    expected = task.use(OURS, *task.constants)(*task.arguments)
+    expected = derivative.use(OURS, *derivative.constants)(*derivative.arguments)
     torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def report() -> list[dict[str, Any]]:
-    """Print the table, and what a call costs that has nothing to do."""
-    print("\ncompiled, one thread, warm; ratios of processor time")
-    print(f"{'':34}{'us':>9}{'/ JAX':>8}{'/ func':>8}{'compile / func':>16}")
-    # Nothing that was compiled before: what is on disk would count as compiled in no time.
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    with one_thread():
-        jax = _jax()
-        found = []
-        _warm_up()
-        for task in TASKS:
-            row = measure(task, jax)
-            found.append(row)
-            columns = (row.to_jax, row.to_func, row.compile_to_func)
-            cells = "".join(f"{_text(value):>{width}}" for value, width in zip(columns, WIDTHS, strict=True))
-            print(f"{row.task:34}{row.microseconds:>9.1f}{cells}  {row.verdict}", flush=True)
-        print(f"{'median':34}{'':9}" + "".join(_medians(found)))
-        print(f"{'a call with nothing to do':34}{_overhead():>9.1f}")
-    return [asdict(row) for row in found]
-
-
-def _medians(found: list[Measured]) -> list[str]:
-    columns = ([r.to_jax for r in found], [r.to_func for r in found], [r.compile_to_func for r in found])
-    medians = [
-        statistics.median([v for v in column if v is not None] or [float("nan")]) for column in columns
-    ]
-    return [f"{value:>{width}.2f}" for value, width in zip(medians, WIDTHS, strict=True)]
-
-
+@cache
 def _warm_up() -> None:
-    """Load what each side loads at its first use."""
+    """Load what each side loads at its first use, and use nothing that was compiled in another run."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     point = torch.ones(2)
     covector.compile(covector.grad(torch.sum))(point)
     torch.compile(torch.func.grad(torch.sum))(point)
 
 
-def _overhead() -> float:
-    """Microseconds for a compiled function that returns its argument."""
-    fast, x = covector.compile(lambda x: x, backend="replay"), torch.ones(3)
-    fast(x)
-    times = []
-    for _ in range(20):
-        start = process_time()
-        for _ in range(500):
-            fast(x)
-        times.append((process_time() - start) / 500)
-    return 1e6 * min(times)
+def _nothing_to_do() -> Task:
+    """What a call costs of a compiled function that returns its argument."""
+    x = torch.ones(3)
+    fast = covector.compile(lambda x: x, backend="replay")
+    return pair("a call with nothing to do", "x + 1", lambda: fast(x), lambda: x + 1, None)
+
+
+def tasks() -> Iterator[Task]:
+    """Each derivative beside each peer."""
+    for peer, needs in ((FUNC, ()), (JAX, ("jax",))):
+        for number, derivative in enumerate(DERIVATIVES):
+            name = f"{derivative.name} / {peer}"
+            yield Task(name, partial(measure, derivative, peer), needs, peer, slow=number > 1)
+    yield _nothing_to_do()
+
+
+def totals(rows: Sequence[Row]) -> Iterator[Row]:
+    """The median over the derivatives, for each peer."""
+    names = {derivative.name for derivative in DERIVATIVES}
+    for peer in PEERS:
+        ratios = [
+            row.ratio for row in rows if row.peer == peer and row.name in names and row.ratio is not None
+        ]
+        if ratios:
+            low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            yield Row("median", peer, ratio=median, low=low, high=high, target=MEDIAN_TARGET)
+
+
+AREA = Area(
+    "compiled",
+    "`covector.compile`, warm, beside jitted JAX and `torch.compile` of the same lines with torch.func; "
+    "below 10 us, 5 us more than JAX are allowed.",
+    tasks,
+    totals,
+)

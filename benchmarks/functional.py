@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
-from benchmarks._measure import compare
-from benchmarks._table import Row
+from benchmarks._board import Area, Task, pair
 from covector import functional
 
 Use = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class Verb:
     """One use of a verb; the peer may be used in another way than ours."""
 
     name: str
@@ -116,49 +115,52 @@ def two(x):
     return x.sin(), x.prod()
 
 
-TASKS = (
-    Task("jacobian mlp 256", lambda f: f.jacobian(mlp, X), 0.1),
-    Task(
+VERBS = (
+    Verb("jacobian mlp 256", lambda f: f.jacobian(mlp, X), 0.1),
+    Verb(
         "jacobian mlp 256 / vectorized",
         lambda f: f.jacobian(mlp, X),
         1.0,
         peer_use=lambda f: f.jacobian(mlp, X, vectorize=True),
     ),
-    Task("jacobian chain 10", lambda f: f.jacobian(chain, POINT), 1.0),
-    Task("jacobian of a number", lambda f: f.jacobian(rosenbrock, POINT), 1.0),
-    Task("jacobian of a tuple", lambda f: f.jacobian(two, POINT), 1.0),
-    Task("jacobian solve 10", lambda f: f.jacobian(solved, MATRIX), 1.0),
-    Task("jacobian chain 10, graph", lambda f: f.jacobian(chain, POINT, create_graph=True), 1.0),
-    Task("jacobian chain 10, strict", lambda f: f.jacobian(chain, POINT, strict=True), 1.0),
-    Task("jacobian chain 10, vectorized", lambda f: f.jacobian(chain, POINT, vectorize=True), 1.0),
-    Task("hessian rosenbrock 10", lambda f: f.hessian(rosenbrock, POINT), 1.0),
-    Task("hessian logistic", lambda f: f.hessian(logistic, SMALL), 1.0),
-    Task("hessian mlp loss 256", lambda f: f.hessian(mlp_loss, X), 0.1),
-    Task("hvp mlp loss, inputs", lambda f: f.hvp(mlp_loss, X, X), 1.0),
-    Task("hvp mlp loss, weights", lambda f: f.hvp(weights_loss, WEIGHTS, ALONG), 0.6),
-    Task("hvp rosenbrock 10", lambda f: f.hvp(rosenbrock, POINT, OTHER), 1.0),
-    Task("hvp logistic", lambda f: f.hvp(logistic, SMALL, SMALL), 1.0),
-    Task("hvp quadratic", lambda f: f.hvp(quadratic, POINT, OTHER), 1.0),
-    Task("hvp chain, graph", lambda f: f.hvp(lambda x: chain(x).sum(), POINT, OTHER, create_graph=True), 1.0),
-    Task("vhp mlp loss, weights", lambda f: f.vhp(weights_loss, WEIGHTS, ALONG), 1.0),
-    Task("vhp rosenbrock 10", lambda f: f.vhp(rosenbrock, POINT, OTHER), 1.0),
-    Task("vhp logistic", lambda f: f.vhp(logistic, SMALL, SMALL), 1.0),
-    Task("jvp mlp", lambda f: f.jvp(mlp, BATCH, BATCH), 1.0),
-    Task("jvp waves 10", lambda f: f.jvp(waves, POINT, OTHER), 1.0),
-    Task("jvp chain 10", lambda f: f.jvp(chain, POINT, OTHER), 1.0),
-    Task("jvp solve 10", lambda f: f.jvp(solved, MATRIX, MATRIX), 1.0),
-    Task("jvp conv", lambda f: f.jvp(filtered, IMAGES, IMAGES), 1.0),
-    Task("jvp chain 10, graph", lambda f: f.jvp(chain, POINT, OTHER, create_graph=True), 1.0),
-    Task("vjp mlp", lambda f: f.vjp(mlp, BATCH, BATCH), 1.0),
-    Task("vjp chain 10", lambda f: f.vjp(chain, POINT, OTHER), 1.0),
-    Task("vjp rosenbrock 10", lambda f: f.vjp(rosenbrock, POINT), 1.0),
+    Verb("jacobian chain 10", lambda f: f.jacobian(chain, POINT), 1.0),
+    Verb("jacobian of a number", lambda f: f.jacobian(rosenbrock, POINT), 1.0),
+    Verb("jacobian of a tuple", lambda f: f.jacobian(two, POINT), 1.0),
+    Verb("jacobian solve 10", lambda f: f.jacobian(solved, MATRIX), 1.0),
+    Verb("jacobian chain 10, graph", lambda f: f.jacobian(chain, POINT, create_graph=True), 1.0),
+    Verb("jacobian chain 10, strict", lambda f: f.jacobian(chain, POINT, strict=True), 1.0),
+    Verb("jacobian chain 10, vectorized", lambda f: f.jacobian(chain, POINT, vectorize=True), 1.0),
+    Verb("hessian rosenbrock 10", lambda f: f.hessian(rosenbrock, POINT), 1.0),
+    Verb("hessian logistic", lambda f: f.hessian(logistic, SMALL), 1.0),
+    Verb("hessian mlp loss 256", lambda f: f.hessian(mlp_loss, X), 0.1),
+    Verb("hvp mlp loss, inputs", lambda f: f.hvp(mlp_loss, X, X), 1.0),
+    Verb("hvp mlp loss, weights", lambda f: f.hvp(weights_loss, WEIGHTS, ALONG), 0.6),
+    Verb("hvp rosenbrock 10", lambda f: f.hvp(rosenbrock, POINT, OTHER), 1.0),
+    Verb("hvp logistic", lambda f: f.hvp(logistic, SMALL, SMALL), 1.0),
+    Verb("hvp quadratic", lambda f: f.hvp(quadratic, POINT, OTHER), 1.0),
+    Verb("hvp chain, graph", lambda f: f.hvp(lambda x: chain(x).sum(), POINT, OTHER, create_graph=True), 1.0),
+    Verb("vhp mlp loss, weights", lambda f: f.vhp(weights_loss, WEIGHTS, ALONG), 1.0),
+    Verb("vhp rosenbrock 10", lambda f: f.vhp(rosenbrock, POINT, OTHER), 1.0),
+    Verb("vhp logistic", lambda f: f.vhp(logistic, SMALL, SMALL), 1.0),
+    Verb("jvp mlp", lambda f: f.jvp(mlp, BATCH, BATCH), 1.0),
+    Verb("jvp waves 10", lambda f: f.jvp(waves, POINT, OTHER), 1.0),
+    Verb("jvp chain 10", lambda f: f.jvp(chain, POINT, OTHER), 1.0),
+    Verb("jvp solve 10", lambda f: f.jvp(solved, MATRIX, MATRIX), 1.0),
+    Verb("jvp conv", lambda f: f.jvp(filtered, IMAGES, IMAGES), 1.0),
+    Verb("jvp chain 10, graph", lambda f: f.jvp(chain, POINT, OTHER, create_graph=True), 1.0),
+    Verb("vjp mlp", lambda f: f.vjp(mlp, BATCH, BATCH), 1.0),
+    Verb("vjp chain 10", lambda f: f.vjp(chain, POINT, OTHER), 1.0),
+    Verb("vjp rosenbrock 10", lambda f: f.vjp(rosenbrock, POINT), 1.0),
 )
 
 
-def rows(wanted: Callable[[str], bool], pairs: int) -> Iterator[Row]:
-    """A line for each wanted task."""
-    for task in TASKS:
-        name = f"functional.{task.name}"
-        if wanted(name):
-            task.check()
-            yield Row(name, "time", compare(task.ours, task.theirs, pairs=pairs), task.target)
+PEER = "torch.autograd.functional"
+
+
+def tasks() -> Iterator[Task]:
+    """The time of each."""
+    for verb in VERBS:
+        yield pair(verb.name, PEER, verb.ours, verb.theirs, verb.target, check=verb.check)
+
+
+AREA = Area("functional", "Every verb of `covector.functional`, on small functions and networks.", tasks)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from itertools import islice
 from time import process_time
 from typing import Any
 
@@ -21,10 +20,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import covector
-from benchmarks._measure import Ratio, compare, one_thread, resident_peak
-from benchmarks._table import Row
+from benchmarks._board import BYTES, Area, Effort, Row, Task, from_tests, pair
+from benchmarks._measure import Ratio, one_thread, resident_peak
 
-ROUNDS = 3
 LIMIT = 1e9  # bytes, of an exhaustive check of 4,000 x 4,000
 
 Checker = Callable[..., bool]
@@ -37,47 +35,38 @@ CHECKERS: dict[str, Checker] = {
 }
 
 
-# What is compared with what, and the target.
+EXHAUSTIVE, FAST = "torch, exhaustive", "torch, fast"
+# What is compared with what, the name of the peer, and the target.
 PAIRS = {
-    "gradcheck operators": ("ours", "theirs", 0.12),
-    "gradcheck operators, torch fast": ("ours", "theirs, fast", 1.2),
-    "gradcheck operators, both fast": ("ours, fast", "theirs, fast", 0.9),
+    "operators": ("ours", "theirs", EXHAUSTIVE, 0.12),
+    "operators, exhaustive against fast": ("ours", "theirs, fast", FAST, 1.2),
+    "operators, fast": ("ours, fast", "theirs, fast", FAST, 0.9),
 }
 
 
-def database() -> Iterator[Row]:
+def database(effort: Effort) -> Iterator[Row]:
     """The ratios of the total times over the samples that the sweep compares verdicts on.
 
     A pair takes turns with each other and with nobody else: after torch's exhaustive check, which runs ten
     times as long, whoever comes next finds the caches cold.
     """
-    totals = {(task, name): [0.0] * ROUNDS for task, (*names, _) in PAIRS.items() for name in names}
+    totals = {(task, name): [0.0] * effort.rounds for task, (*names, _, _) in PAIRS.items() for name in names}
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in _samples():
+        for sample in islice(from_tests("samples").every_sample(torch.float64), 0, None, effort.every):
             verdicts = {}
             for name, checker in CHECKERS.items():  # also a warm-up
                 _seed()
                 verdicts[name] = _verdict(checker, sample)
             if verdicts["ours"] != verdicts["theirs"]:
                 continue
-            for task, (*names, _) in PAIRS.items():
-                for turn in range(ROUNDS):
+            for task, (*names, _, _) in PAIRS.items():
+                for turn in range(effort.rounds):
                     for name in random.sample(names, len(names)):
                         _seed()
                         totals[task, name][turn] += _seconds(partial(_verdict, CHECKERS[name], sample))
-    for task, (ours, theirs, target) in PAIRS.items():
-        yield Row(task, "time", Ratio.of(totals[task, ours], totals[task, theirs]), target)
-
-
-def _samples() -> Iterator[Any]:
-    """The samples of the sweep, which is no package."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    try:
-        from samples import every_sample
-    finally:
-        sys.path.pop(0)
-    return every_sample(torch.float64)
+    for task, (ours, theirs, peer, target) in PAIRS.items():
+        yield Row.of(task, peer, Ratio.of(totals[task, ours], totals[task, theirs]), target)
 
 
 def _seed() -> None:
@@ -102,14 +91,14 @@ def _wave(x: Tensor) -> Tensor:
     return torch.sin(x) * torch.exp(-x * x)
 
 
-def elementwise() -> Iterator[Row]:
+def elementwise() -> Task:
     """A diagonal Jacobian."""
     x = _random(2_000).requires_grad_()
     ours, theirs = (partial(CHECKERS[name], _wave, (x,)) for name in ("ours", "theirs"))
-    yield Row("gradcheck 2000 elements", "time", compare(ours, theirs, pairs=5), 0.06)
+    return pair("2000 elements", EXHAUSTIVE, ours, theirs, 0.06)
 
 
-def layer() -> Iterator[Row]:
+def layer(effort: Effort) -> Iterator[Row]:
     """A linear layer, on four rows, in its weight and bias. torch takes half a minute, so it runs once."""
     x, weight, bias = _random(4, 256), _random(256, 256).requires_grad_(), _random(256).requires_grad_()
     ours, theirs = (
@@ -117,9 +106,9 @@ def layer() -> Iterator[Row]:
     )
     with one_thread():
         ours()
-        times = [_seconds(ours) for _ in range(ROUNDS)]
-        ratio = Ratio.of(times, [_seconds(theirs)] * ROUNDS)
-    yield Row("gradcheck linear 256 x 256", "time", ratio, 0.02)
+        times = [_seconds(ours) for _ in range(effort.rounds)]
+        ratio = Ratio.of(times, [_seconds(theirs)] * effort.rounds)
+    yield Row.of("linear 256 x 256", EXHAUSTIVE, ratio, 0.02)
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -137,15 +126,11 @@ def _diagonal() -> Callable[[Tensor], Tensor]:
     return _wave
 
 
-def memory() -> Iterator[Row]:
-    """The peak of an exhaustive check as a share of the limit, which stands in the column of theirs."""
-    for task, function_of in (
-        ("gradcheck 4000 x 4000, dense", _dense),
-        ("gradcheck 4000 x 4000, diagonal", _diagonal),
-    ):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peak = pool.apply(_peak, (function_of,))
-        yield Row(task, "memory", Ratio.of([peak], [LIMIT]), 1.0)
+def memory(function_of: Callable[[], Callable[[Tensor], Tensor]], name: str, effort: Effort) -> Iterator[Row]:
+    """The peak of an exhaustive check as a share of the limit, which stands in the place of a peer."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        peak = pool.apply(_peak, (function_of,))
+    yield Row.of(name, "a limit of 1 GB", Ratio.of([peak], [LIMIT]), 1.0, unit=BYTES)
 
 
 def _peak(function_of: Callable[[], Callable[[Tensor], Tensor]]) -> float:
@@ -158,16 +143,48 @@ def _peak(function_of: Callable[[], Callable[[Tensor], Tensor]]) -> float:
     return peak
 
 
-TASKS: dict[str, Callable[[], Iterator[Row]]] = {
-    "gradcheck operators": database,
-    "gradcheck 2000 elements": elementwise,
-    "gradcheck linear 256 x 256": layer,
-    "gradcheck 4000 x 4000": memory,
+SPARSE_PEER = "torch, as_sparse_gradcheck"
+SPARSE_CHECKERS: dict[str, Checker] = {
+    "ours": covector.gradcheck,
+    "theirs": torch.sparse.as_sparse_gradcheck(torch.autograd.gradcheck),
 }
 
 
-def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """The rows of the tasks that are wanted."""
-    for name, task in TASKS.items():
-        if wanted(name):
-            yield from task()
+def sparse(effort: Effort) -> Iterator[Row]:
+    """The ratio of the total times over the cases of docs/sparse.md that both pass."""
+    totals = {name: [0.0] * effort.rounds for name in SPARSE_CHECKERS}
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = from_tests("sparse_cases").every_case()
+        # That both pass is also a warm-up.
+        cases = [case for case in every if all(_passes(name, case) for name in SPARSE_CHECKERS)]
+        for turn in range(effort.rounds):
+            for case in cases:
+                for name in random.sample(list(SPARSE_CHECKERS), len(SPARSE_CHECKERS)):
+                    totals[name][turn] += _seconds(partial(_passes, name, case))
+    yield Row.of("sparse tensors", SPARSE_PEER, Ratio.of(totals["ours"], totals["theirs"]), 0.3)
+
+
+def _passes(name: str, case: Any) -> bool:
+    try:
+        return SPARSE_CHECKERS[name](case.function, case.inputs(), masked=case.masked)
+    except Exception:
+        return False
+
+
+def tasks() -> Iterator[Task]:
+    """Torch's operator database, large functions, memory, sparse tensors."""
+    yield Task("operators", database, peer=EXHAUSTIVE)
+    yield elementwise()
+    yield Task("linear 256 x 256", layer, peer=EXHAUSTIVE, slow=True)
+    for name, function_of in (("4000 x 4000, dense", _dense), ("4000 x 4000, diagonal", _diagonal)):
+        yield Task(name, partial(memory, function_of, name), peer="a limit of 1 GB", slow=True)
+    yield Task("sparse tensors", sparse, peer=SPARSE_PEER, slow=True)
+
+
+AREA = Area(
+    "gradcheck",
+    "Whole gradient checks that pass, exhaustive where nothing else is said. The operators are torch's own "
+    "database; its row is the ratio of the sums. Where verdicts differ, the time of neither is counted.",
+    tasks,
+)

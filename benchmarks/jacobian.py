@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from time import process_time
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 import covector
+from benchmarks._board import BYTES, Area, Effort, Row, Task, pair
 from benchmarks._measure import Ratio, compare, one_thread, resident_peak
-from benchmarks._table import Row
+from benchmarks._peers import jax as load_jax
 from benchmarks.transforms import X, chain, layer, residuals, waves
 
 SHAPES = [
@@ -29,7 +30,8 @@ SHAPES = [
 HIDDEN = 64
 LIMIT = 500_000_000
 WIDE = (3000, 256, 65_536, 256, 3000)
-JAX = "jax"
+JAX = "JAX, jitted"
+BETTER = "torch.func, the better of jacrev and jacfwd"
 
 
 @dataclass(frozen=True)
@@ -71,43 +73,50 @@ def _seconds(call: Callable[[], Any]) -> float:
     return process_time() - start
 
 
-def shapes() -> Iterator[Row]:
-    """Twelve shapes, from wide to tall."""
-    for inputs, outputs in SHAPES:
-        network = Network.of(inputs, HIDDEN, outputs)
-        ours = partial(_jacobian, network, network.point)
-        theirs = _better(network, network.point)
-        torch.testing.assert_close(ours(), theirs())
-        yield Row(f"jacobian {inputs} -> {outputs}", "time", compare(ours, theirs, block=0.05), 1.1)
+def shape(inputs: int, outputs: int, effort: Effort) -> Iterator[Row]:
+    """A network with one hidden layer."""
+    network = Network.of(inputs, HIDDEN, outputs)
+    ours = partial(_jacobian, network, network.point)
+    theirs = _better(network, network.point)
+    torch.testing.assert_close(ours(), theirs())
+    ratio = compare(ours, theirs, pairs=effort.pairs, block=2 * effort.block)
+    yield Row.of(f"{inputs} -> {outputs}", BETTER, ratio, 1.1)
 
 
-def small() -> Iterator[Row]:
+def beside_jax(inputs: int, outputs: int, effort: Effort) -> Iterator[Row]:
+    """The same beside JAX, which compiles: there is no target for what runs eagerly."""
+    network = Network.of(inputs, HIDDEN, outputs)
+    ours, theirs = partial(_jacobian, network, network.point), _jax_call(load_jax(), network)
+    ratio = compare(ours, theirs, pairs=effort.pairs, block=2 * effort.block)
+    yield Row.of(f"{inputs} -> {outputs}", JAX, ratio, None)
+
+
+def small(function: Callable[[Tensor], Tensor], effort: Effort) -> Iterator[Row]:
     """Ten numbers and a handful of operations."""
-    for function in (chain, waves, layer, residuals):
-        ours = partial(_jacobian, function, X)
-        theirs = _better(function, X)
-        yield Row(f"jacobian small {function.__name__}", "time", compare(ours, theirs), 0.5)
+    ratio = compare(
+        partial(_jacobian, function, X), _better(function, X), pairs=effort.pairs, block=effort.block
+    )
+    yield Row.of(f"small {function.__name__}", BETTER, ratio, 0.5)
 
 
-def products() -> Iterator[Row]:
+def product() -> Task:
     """A Hessian times a vector: the loss of a network by its input."""
     network = Network.of(256, 256, 256)
     loss = lambda x: network(x).pow(2).sum()
     tangent = torch.ones_like(network.point)
     ours = lambda: covector.hvp(loss, (network.point,), (tangent,))
     theirs = lambda: torch.autograd.functional.hvp(loss, network.point, tangent)
-    yield Row("jacobian hvp 256", "time", compare(ours, theirs), 0.6)
+    return pair("hvp 256", "torch.autograd.functional", ours, theirs, 0.6)
 
 
-def memory() -> Iterator[Row]:
+def memory(mode: str, effort: Effort) -> Iterator[Row]:
     """The peak above the result under a limit, as a share of it; and what the limit costs in time."""
-    for mode in ("reverse", "forward"):
-        limited, time = _alone(_peak_and_time, mode, LIMIT)
-        whole, plain = _alone(_peak_and_time, mode, None)
-        name = f"jacobian 3000^2 {mode}"
-        yield Row(f"{name}, of limit", "memory", Ratio.of([limited], [LIMIT]), 1.0)
-        yield Row(f"{name}, of whole", "memory", Ratio.of([limited], [whole]), 1.0)
-        yield Row(f"{name}, of whole", "time", Ratio.of([time], [plain]), 1.5)
+    limited, time = _alone(_peak_and_time, mode, LIMIT)
+    whole, plain = _alone(_peak_and_time, mode, None)
+    name, peer = f"3000 x 3000 {mode}, max_memory 500 MB", "covector without limit"
+    yield Row.of(name, "the limit", Ratio.of([limited], [LIMIT]), 1.0, unit=BYTES)
+    yield Row.of(name, peer, Ratio.of([limited], [whole]), 1.0, unit=BYTES)
+    yield Row.of(name, peer, Ratio.of([time], [plain]), 1.5)
 
 
 def _alone(measure: Callable[..., tuple[float, float]], *args: Any) -> tuple[float, float]:
@@ -128,44 +137,30 @@ def _peak_and_time(mode: str, max_memory: int | None) -> tuple[float, float]:
     return peak - result.numel() * result.element_size(), process_time() - start
 
 
-TASKS: dict[str, Callable[[], Iterator[Row]]] = {
-    "jacobian shapes": shapes,
-    "jacobian small": small,
-    "jacobian hvp": products,
-    "jacobian memory": memory,
-}
-
-
-def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """The rows of the tasks that are wanted."""
-    for name, task in TASKS.items():
-        if wanted(name):
-            yield from task()
-
-
-def report() -> list[dict[str, Any]]:
-    """Print our times beside those of jitted JAX, where that is installed."""
-    try:
-        import jax
-    except ImportError:
-        print("\njax not installed")
-        return []
-    jax.config.update("jax_enable_x64", True)
-    print(f"\n{'beside JAX ' + jax.__version__ + ', jit, warm':<34}{'ours / jax':>12}{'quartiles':>14}")
-    saved = []
-    for inputs, outputs in SHAPES:
-        network = Network.of(inputs, HIDDEN, outputs)
-        ratio = compare(partial(_jacobian, network, network.point), _jax_call(jax, network), block=0.05)
-        print(
-            f"{f'jacobian {inputs} -> {outputs}':<34}{ratio.median:>12.2f}{ratio.low:>8.2f}-{ratio.high:.2f}"
-        )
-        saved.append({"task": f"jacobian {inputs} -> {outputs}", **asdict(ratio)})
-    return saved
-
-
 def _jax_call(jax: Any, network: Network) -> Callable[[], Any]:
     """The same Jacobian by JAX, by whichever of its modes has fewer directions."""
     first, second, point = (jax.numpy.asarray(t.numpy()) for t in (*network.layers, network.point))
     mode = jax.jacrev if second.shape[0] <= point.shape[0] else jax.jacfwd
     jitted = jax.jit(mode(lambda x: jax.numpy.tanh(second @ jax.numpy.tanh(first @ x))))
     return lambda: jitted(point).block_until_ready()
+
+
+def tasks() -> Iterator[Task]:
+    """Twelve shapes from wide to tall, small functions, a product, and a memory limit."""
+    for one in SHAPES:
+        yield Task("{} -> {}".format(*one), partial(shape, *one), peer=BETTER)
+    for function in (chain, waves, layer, residuals):
+        yield Task(f"small {function.__name__}", partial(small, function), peer=BETTER)
+    yield product()
+    for mode in ("reverse", "forward"):
+        yield Task(f"memory {mode}", partial(memory, mode), peer="the limit", slow=True)
+    for one in SHAPES:
+        yield Task("{} -> {}, JAX".format(*one), partial(beside_jax, *one), ("jax",), JAX)
+
+
+AREA = Area(
+    "jacobian",
+    "`jacobian`, which chooses its mode, of networks with one hidden layer in double precision; run eagerly "
+    "also beside JAX, which compiles. Peaks of memory are beside the result.",
+    tasks,
+)

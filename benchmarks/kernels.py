@@ -8,57 +8,37 @@ chosen, and first checked all at once; what that showed stands in `docs/how-to/k
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import covector
+from benchmarks._board import ASIDE, TUNED, Area, Effort, Row, Task, from_tests
 from benchmarks._measure import one_thread
 from covector.verify.finding import Outcome
 
-NAME = "kernels"
+LOOSE = 1e-2
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a checker made of a part of the table."""
+class Part:
+    """Bugs and right twins, and whether limits were chosen with them in view."""
 
-    part: str
-    checker: str
-    bugs: int
-    twins: int
-    missed: tuple[str, ...]
-    accused: tuple[str, ...]
-    seconds: float
-
-    def cells(self) -> tuple[str, ...]:
-        """What is printed."""
-        caught = self.bugs - len(self.missed)
-        return (
-            f"{self.part}, {self.checker}",
-            f"{caught} of {self.bugs}",
-            f"{caught / self.bugs:.1%}",
-            f"{len(self.accused)} of {self.twins}",
-            f"{len(self.accused) / self.twins:.1%}",
-            f"{self.seconds:.1f} s",
-        )
+    name: str
+    bugs: list[Any]
+    twins: list[Any]
+    kind: str
 
 
-def tables() -> tuple[dict[str, tuple[list[Any], list[Any]]], Callable[..., bool]]:
-    """The tables that the tests use, which are no package: bugs and twins by part; and assert_close."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    try:
-        from kernel_fresh import FRESH_BUGS, FRESH_TWINS
-        from kernel_table import BUGS, TWINS, passes_assert_close
-    finally:
-        sys.path.pop(0)
-    parts = {"known": (BUGS, TWINS), "fresh": (FRESH_BUGS, FRESH_TWINS)}
-    return parts, passes_assert_close
+def part(name: str) -> Part:
+    """A table that the tests use."""
+    if name == "known":
+        table = from_tests("kernel_table")
+        return Part(name, table.BUGS, table.TWINS, TUNED)
+    table = from_tests("kernel_fresh")
+    return Part(name, table.FRESH_BUGS, table.FRESH_TWINS, ASIDE)
 
 
 def ours(entry: Any) -> Outcome:
@@ -66,50 +46,51 @@ def ours(entry: Any) -> Outcome:
     return covector.check_kernel(entry.kernel, entry.reference, entry.inputs).outcome
 
 
-def theirs(passes: Callable[..., bool], entry: Any, **tolerances: float) -> Outcome:
+def theirs(entry: Any, **tolerances: float) -> Outcome:
     """`assert_close` as an outcome."""
-    return Outcome.PASSED if passes(entry, **tolerances) else Outcome.FAILED
+    passes = from_tests("kernel_table").passes_assert_close(entry, **tolerances)
+    return Outcome.PASSED if passes else Outcome.FAILED
 
 
-def judged(
-    part: str, name: str, check: Callable[[Any], Outcome], bugs: list[Any], twins: list[Any]
-) -> Result:
-    """Run one checker over a part."""
-    start = time.perf_counter()
+PEERS: dict[str, Callable[[Any], Outcome]] = {
+    "assert_close": theirs,
+    f"assert_close, {LOOSE}": partial(theirs, rtol=LOOSE, atol=LOOSE),
+}
+
+
+def judged(check: Callable[[Any], Outcome], of: Part) -> tuple[list[str], list[str]]:
+    """The bugs that a checker misses, and the twins that it accuses."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        missed = tuple(str(bug) for bug in bugs if check(bug) is not Outcome.FAILED)
-        accused = tuple(str(twin) for twin in twins if check(twin) is not Outcome.PASSED)
-    return Result(part, name, len(bugs), len(twins), missed, accused, time.perf_counter() - start)
+        missed = [str(bug) for bug in of.bugs if check(bug) is not Outcome.FAILED]
+        accused = [str(twin) for twin in of.twins if check(twin) is not Outcome.PASSED]
+    return missed, accused
 
 
-HEADER = ("kernels", "caught", "share", "twins accused", "share", "time")
+def measure(name: str, effort: Effort) -> Iterator[Row]:
+    """What `check_kernel` and its peers make of a part."""
+    of = part(name)
+    missed, accused = judged(ours, of)
+    for peer, check in PEERS.items():
+        peer_missed, peer_accused = judged(check, of)
+        for what, all_of, names, theirs in (
+            ("bugs missed", of.bugs, missed, peer_missed),
+            ("right kernels accused", of.twins, accused, peer_accused),
+        ):
+            row = f"{what}, of {len(all_of)} {name}"
+            yield Row.count(row, peer, len(names), len(theirs), part=of.kind, note="; ".join(names))
 
 
-def line(cells: tuple[str, ...]) -> str:
-    return f"{cells[0]:<34}" + "".join(f"{cell:>16}" for cell in cells[1:])
+def tasks() -> Iterator[Task]:
+    """The table that limits were chosen on, and one that was written later."""
+    for name in ("known", "fresh"):
+        yield Task(name, partial(measure, name), peer="assert_close", slow=True)
 
 
-def report() -> list[Result]:
-    """Print what every checker made of every part, and the names behind it."""
-    parts, passes = tables()
-    checkers: dict[str, Callable[[Any], Outcome]] = {
-        "check_kernel": ours,
-        "assert_close": partial(theirs, passes),
-        "assert_close, 1e-2": partial(theirs, passes, rtol=1e-2, atol=1e-2),
-    }
-    print(f"\n{line(HEADER)}")
-    results = []
-    for part, (bugs, twins) in parts.items():
-        for name, check in checkers.items():
-            results.append(judged(part, name, check, bugs, twins))
-            print(line(results[-1].cells()), flush=True)
-    for result in results:
-        for what, names in (("missed", result.missed), ("accused", result.accused)):
-            if names and result.checker == "check_kernel":
-                print(f"\n{result.part}, {result.checker} {what}: {'; '.join(names)}")
-    return results
-
-
-if __name__ == "__main__":
-    report()
+AREA = Area(
+    "kernels",
+    "`check_kernel` at default settings on planted bugs and right kernels, beside "
+    "`torch.testing.assert_close` of outputs and gradients. The fresh table was "
+    "written after the limits were chosen; what it showed then stands in `docs/how-to/kernels.md`.",
+    tasks,
+)

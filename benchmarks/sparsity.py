@@ -1,9 +1,8 @@
 """Sparse Jacobians and Hessians beside asdex and sparsejac on JAX, CasADi, and dense torch.func.
 
-`python -m benchmarks sparsity` measures the first call (detect, colour, evaluate) against asdex's, a repeated
-call (eager, replayed, compiled) against the fastest peer, a dense Jacobian, and the
-memory of the largest.
-The peers are in the extra `bench-sparse`; without them there is nothing to compare with.
+Measured are the first call (detect, colour, evaluate) against asdex's, a repeated call (eager, replayed,
+compiled) against the fastest peer, a dense Jacobian, and the memory of the largest. The peers are in the
+extra `bench-sparse`.
 
 Everything runs in one process on one thread, in double precision, measured in processor time, alternating.
 """
@@ -11,7 +10,6 @@ Everything runs in one process on one thread, in double precision, measured in p
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,10 +22,10 @@ from scipy import sparse
 from scipy.spatial import Delaunay
 
 import covector
+from benchmarks._board import BYTES, Area, Effort, Row, Task
 from benchmarks._measure import Ratio, compare, one_thread, resident_peak
-from benchmarks._table import Row
+from benchmarks._peers import jax as load_jax
 
-TASK = "sparsity"
 # What the design asks for.
 FIRST_TARGET = 0.2  # of asdex's first call, from 8,000 inputs on
 REPLAY_TARGET = 4.0  # of asdex's repeated call
@@ -150,8 +148,9 @@ def plan_of(problem: Problem) -> tuple[Any, torch.Tensor]:
 def asdex_first(problem: Problem) -> Callable[[], Any]:
     """The same by asdex: detect, colour, compile and evaluate."""
     import asdex
-    import jax
-    import jax.numpy as jnp
+
+    jax = load_jax()
+    jnp = jax.numpy
 
     x = jnp.asarray(problem.point())
     door = asdex.hessian if problem.hessian else asdex.jacobian
@@ -165,8 +164,9 @@ def asdex_first(problem: Problem) -> Callable[[], Any]:
 def peers(problem: Problem) -> dict[str, Callable[[], Any]]:
     """A repeated call of each peer that can do it, compiled."""
     import asdex
-    import jax
-    import jax.numpy as jnp
+
+    jax = load_jax()
+    jnp = jax.numpy
 
     x = jnp.asarray(problem.point())
     function = lambda x: problem.function(jnp, x)
@@ -186,7 +186,7 @@ def peers(problem: Problem) -> dict[str, Callable[[], Any]]:
 
 
 def _sparsejac(problem: Problem, function: Callable[[Any], Any], x: Any) -> Callable[[], Any]:
-    import jax
+    jax = load_jax()
     import sparsejac
     from jax.experimental.sparse import BCOO
 
@@ -208,60 +208,68 @@ def _casadi(problem: Problem) -> Callable[[], Any]:
     return lambda: function(x)
 
 
-def first_calls() -> Iterator[Row]:
+@cache
+def _warm_up() -> None:
+    small = Problem("", burgers, (64,))
+    ours(small)()
+    asdex_first(small)()
+
+
+def first_call(problem: Problem, effort: Effort) -> Iterator[Row]:
     """Detect, colour, evaluate, alternating, after both were warmed up on a small problem.
 
     Each time the problem is a little larger: JAX remembers what it compiled for a size.
     """
-    small = Problem("", burgers, (64,))
-    ours(small)()
-    asdex_first(small)()
     with one_thread():
-        for problem in PROBLEMS:
-            times: dict[str, list[float]] = {"ours": [], "asdex": []}
-            for more in range(3):
-                for name, make in (("ours", ours), ("asdex", asdex_first)):
-                    call = make(problem.larger(more))
-                    start = process_time()
-                    call()
-                    times[name].append(process_time() - start)
-            target = FIRST_TARGET if problem.size >= LARGE else None
-            yield Row(f"{problem.name}, first", "time", Ratio.of(times["ours"], times["asdex"]), target)
+        _warm_up()
+        times: dict[str, list[float]] = {"ours": [], "asdex": []}
+        for more in range(effort.rounds):
+            for name, make in (("ours", ours), ("asdex", asdex_first)):
+                times[name].append(_seconds(make(problem.larger(more))))
+    target = FIRST_TARGET if problem.size >= LARGE else None
+    yield Row.of(f"{problem.name}, first call", "asdex", Ratio.of(times["ours"], times["asdex"]), target)
 
 
-def repeated_calls() -> Iterator[Row]:
-    """The values at a new point, against asdex (replay) and against the fastest peer (inductor)."""
-    for problem in PROBLEMS:
-        plan, x = plan_of(problem)
-        theirs = peers(problem)
-        seconds = {name: compare(call, call, pairs=3).ours for name, call in theirs.items()}
-        fastest = min(seconds, key=lambda name, seconds=seconds: seconds[name])
-        for backend, peer, target in (
-            ("eager", "asdex", None),
-            ("replay", "asdex", REPLAY_TARGET),
-            ("inductor", fastest, INDUCTOR_TARGET if problem.size >= LARGE else None),
-        ):
-            call = partial(plan if backend == "eager" else plan.compile(backend), x)
-            ratio = compare(call, theirs[peer], pairs=PAIRS)
-            yield Row(f"{problem.name}, {backend}/{peer}", "time", ratio, target)
+def repeated_calls(problem: Problem, effort: Effort) -> Iterator[Row]:
+    """The values at a new point, against asdex (eager, replay) and against the fastest peer (inductor)."""
+    plan, x = plan_of(problem)
+    theirs = peers(problem)
+    seconds = {name: compare(call, call, pairs=3).ours for name, call in theirs.items()}
+    fastest = min(seconds, key=lambda name: seconds[name])
+    pairs = min(effort.pairs, PAIRS)
+    for backend, peer, target in (
+        ("eager", "asdex", None),
+        ("replay", "asdex", REPLAY_TARGET),
+        ("inductor", fastest, INDUCTOR_TARGET if problem.size >= LARGE else None),
+    ):
+        call = partial(plan if backend == "eager" else plan.compile(backend), x)
+        ratio = compare(call, theirs[peer], pairs=pairs, block=effort.block)
+        named = f"{peer}, the fastest" if backend == "inductor" else peer
+        yield Row.of(f"{problem.name}, {backend}", named, ratio, target)
 
 
-def dense_call() -> Row:
+def dense_call(effort: Effort) -> Iterator[Row]:
     """A Jacobian of 10,000 x 10,000 by torch.func, in chunks that fit, against the plan's."""
     problem = PROBLEMS[1]
     plan, x = plan_of(problem)
     dense = torch.func.jacrev(lambda x: burgers(torch, x), chunk_size=500)
     with one_thread():
-        start = process_time()
-        dense(x)
-        theirs = process_time() - start
+        theirs = _seconds(partial(dense, x))
         plan(x)
-        times = []
-        for _ in range(10):
-            start = process_time()
-            plan(x)
-            times.append(process_time() - start)
-    return Row("Burgers 1e+04, eager/dense torch.func", "time", Ratio.of(times, [theirs] * 10), DENSE_TARGET)
+        times = [_seconds(partial(plan, x)) for _ in range(10)]
+    yield Row.of(f"{problem.name}, eager", "torch.func, dense", Ratio.of(times, [theirs] * 10), DENSE_TARGET)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = process_time()
+    call()
+    return process_time() - start
+
+
+def memory(name: str, effort: Effort) -> Iterator[Row]:
+    """The first call, as a share of what is asked for."""
+    peak = Ratio.of([memory_of(name)], [MEMORY_TARGET])
+    yield Row.of(f"{name}, first call", "80 MB", peak, 1.0, unit=BYTES)
 
 
 def memory_of(name: str) -> float:
@@ -279,58 +287,23 @@ def _memory_here(name: str) -> float:
     return peak
 
 
-def growth(
-    sizes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000),
-) -> Iterator[dict[str, float]]:
-    """Time and memory of a first and a repeated call as the number of nonzeros grows."""
-    for size in sizes:
-        problem = Problem("", burgers, (size,))
-        with one_thread():
-            call, (plan, x) = ours(problem), plan_of(problem)
-            start = process_time()
-            call()
-            first = process_time() - start
-            plan(x)
-            repeated = min(_timed(lambda plan=plan, x=x: plan(x)) for _ in range(5))
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peak = pool.apply(_memory_of_size, (size,))
-        yield {"nonzeros": 3 * size, "first": first, "repeated": repeated, "bytes": peak}
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = process_time()
-    call()
-    return process_time() - start
-
-
-def _memory_of_size(size: int) -> float:
-    torch.set_num_threads(1)
-    ours(Problem("", burgers, (64,)))()
-    call = ours(Problem("", burgers, (size,)))
-    return resident_peak(call)[1]
-
-
-def rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """The rows of the tasks that are wanted; none without the peers."""
-    if not wanted(TASK):
-        return
-    # XLA reads these once, when it is loaded.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    try:
-        import asdex  # noqa: F401
-        import casadi  # noqa: F401
-        import jax
-        import sparsejac  # noqa: F401
-    except ImportError as error:
-        print(
-            f"sparsity: {error.name} is not installed (pip install -c constraints.txt -e '.[bench-sparse]')"
-        )
-        return
-    jax.config.update("jax_enable_x64", True)
-    yield from first_calls()
-    yield dense_call()
-    yield from repeated_calls()
+def tasks() -> Iterator[Task]:
+    """First calls, a dense one, repeated calls, memory."""
+    everyone = ("asdex", "casadi", "jax", "sparsejac")
+    for problem in PROBLEMS:
+        name = f"{problem.name}, first call"
+        yield Task(name, partial(first_call, problem), ("asdex",), "asdex", slow=problem.size > LARGE)
+    yield Task("dense", dense_call, peer="torch.func, dense", slow=True)
+    for problem in PROBLEMS:
+        name = f"{problem.name}, repeated"
+        yield Task(name, partial(repeated_calls, problem), everyone, "asdex", slow=problem is not PROBLEMS[0])
     for name in ("Burgers 1e+05", "Rosenbrock Hessian 1e+05"):
-        peak = Ratio.of([memory_of(name)], [MEMORY_TARGET])
-        yield Row(f"{name}, of {MEMORY_TARGET / 1e6:.0f} MB", "memory", peak, 1.0)
+        yield Task(f"{name}, memory", partial(memory, name), peer="80 MB", slow=True)
+
+
+AREA = Area(
+    "sparsity",
+    "Sparse Jacobians and Hessians: the first call (detect, colour, evaluate) and repeated ones (eager, "
+    "replayed, compiled by inductor), beside asdex and sparsejac on JAX, CasADi, and a dense Jacobian.",
+    tasks,
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +16,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils._pytree import tree_leaves
 
 import covector
+from benchmarks._board import BYTES, Area, Effort, Row, Task, pair
+from benchmarks._measure import compare_memory, compare_statements
 
+PEER = "torch.func"
 # A use takes the library, covector or torch.func, so that both sides run the same line.
 Use = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class Transform:
     """One use of a transform, and how the time (and peak memory) of ours may relate to theirs."""
 
     name: str
@@ -128,7 +133,7 @@ _SMALL = (
 )
 
 
-def _small() -> list[Task]:
+def _small() -> list[Transform]:
     tasks = []
     for f, scalar in _SMALL:
         uses: list[tuple[str, Use, float]] = [
@@ -139,9 +144,9 @@ def _small() -> list[Task]:
             ("jacfwd", lambda F, f=f: F.jacfwd(f)(X), 0.5),
             ("hessian", lambda F, g=scalar: F.hessian(g)(X), 0.35),
         ]
-        tasks += [Task(f"small {verb} {f.__name__}", use, target) for verb, use, target in uses]
+        tasks += [Transform(f"small {verb} {f.__name__}", use, target) for verb, use, target in uses]
         bare = partial(push, f, X, U)
-        tasks.append(Task(f"small jvp {f.__name__}, bare torch", uses[2][1], None, bare=bare))
+        tasks.append(Transform(f"small jvp {f.__name__}, bare torch", uses[2][1], None, bare=bare))
     return sorted(tasks, key=lambda task: task.name)
 
 
@@ -173,10 +178,10 @@ def logistic_loss(w):
 
 
 LARGE = [
-    Task("large grad classifier", lambda F: F.grad(classifier_loss)(PARAMS, IMAGES, LABELS), 1.05, 1.0),
-    Task("large jacrev network", lambda F: F.jacrev(network)(Z), 1.05, 1.0),
-    Task("large jacfwd network", lambda F: F.jacfwd(network)(Z), 1.05, 1.0),
-    Task("large hessian logistic", lambda F: F.hessian(logistic_loss)(WEIGHTS), 1.05, 1.0),
+    Transform("large grad classifier", lambda F: F.grad(classifier_loss)(PARAMS, IMAGES, LABELS), 1.05, 1.0),
+    Transform("large jacrev network", lambda F: F.jacrev(network)(Z), 1.05, 1.0),
+    Transform("large jacfwd network", lambda F: F.jacfwd(network)(Z), 1.05, 1.0),
+    Transform("large hessian logistic", lambda F: F.hessian(logistic_loss)(WEIGHTS), 1.05, 1.0),
 ]
 
 
@@ -213,11 +218,48 @@ _NESTED: dict[str, Use] = {
     "jvp(torch.func.grad)": lambda F: F.jvp(torch.func.grad(rosenbrock), (X,), (U,)),
 }
 
-NESTED = [Task(f"nested {name}", use, 1.0) for name, use in _NESTED.items()]
+NESTED = [Transform(f"nested {name}", use, 1.0) for name, use in _NESTED.items()]
 
-TASKS = [*_small(), *LARGE, *NESTED]
+TRANSFORMS = {one.name: one for one in (*_small(), *LARGE, *NESTED)}
 
 
 def run(name: str, side: str) -> Any:
-    """One side of a task, by name: a call that a fresh process can import."""
-    return getattr(next(task for task in TASKS if task.name == name), side)()
+    """One side, by name: a call that a fresh process can import."""
+    return getattr(TRANSFORMS[name], side)()
+
+
+def _memory(one: Transform, effort: Effort) -> Iterator[Row]:
+    ratio = compare_memory(partial(run, one.name, "ours"), partial(run, one.name, "theirs"))
+    yield Row.of(one.name, PEER, ratio, one.memory_target, unit=BYTES)
+
+
+# --- what `import covector` adds to `import torch`
+
+IMPORT_TARGET = 1.10
+UNWANTED = {"sympy", "matplotlib", "rich"}
+
+
+def _import(effort: Effort) -> Iterator[Row]:
+    ratio = compare_statements("import torch, covector", "import torch", pairs=min(effort.pairs, 15))
+    yield Row.of("import covector", "import torch", ratio, IMPORT_TARGET)
+    program = "import sys, torch, covector; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    extra = sorted(UNWANTED & set(loaded.stdout.split()))
+    yield Row.count("packages that the import should not load", "", len(extra), note=", ".join(extra))
+
+
+def tasks() -> Iterator[Task]:
+    """Time of each, memory of the large ones, and the import."""
+    for name, one in TRANSFORMS.items():
+        yield pair(name, PEER, one.ours, one.theirs, one.target, check=one.check)
+        if one.memory_target is not None:
+            yield Task(f"{name}, memory", partial(_memory, one), peer=PEER, slow=True)
+    yield Task("import covector", _import, peer="import torch")
+
+
+AREA = Area(
+    "transforms",
+    "Every transform on small functions (ten numbers, where its overhead shows), large ones, and nested; "
+    "rows of bare torch show what no transform can go below.",
+    tasks,
+)

@@ -1,7 +1,7 @@
 """What a check costs: processor time, runs of the function, memory; under a limit that cannot be passed.
 
 Every check runs in a forked process first. That gives its verdict, its peak of memory and the number of
-runs, and the kernel ends it at the limit, whatever it is doing. Short checks are then timed in turns, in
+runs, and it is ended at the limit, whatever it is doing. Short checks are then timed in turns, in
 one process on one thread; of a long one the time in its own process counts.
 """
 
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import resource
-import signal
 import statistics
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import process_time
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +22,7 @@ from torch._C import _functorch as functorch
 from torch.autograd.gradcheck import GradcheckError
 
 import covector
-from benchmarks._measure import resident_peak
+from benchmarks._measure import Stopped, elsewhere, resident_peak
 from benchmarks.zoo.entry import ENTRIES, Entry, Function, Subject
 
 LIMIT = 60  # seconds of processor time, for one check
@@ -35,8 +32,6 @@ BRIEF = 0.05  # seconds; one that takes less is timed more often
 ROUNDS, BRIEF_ROUNDS = 3, 9
 
 RIGHT, WRONG, OVER = "right", "wrong", "limit"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,7 @@ class Cost:
     evaluations: int | None = None
     memory: float = 0.0
     error: str = ""
+    turns: tuple[float, ...] = ()
 
     @property
     def decided(self) -> bool:
@@ -103,12 +99,11 @@ def measure(entry: Entry, sides: tuple[str, ...] = ("ours", "theirs"), limit: in
     context.set_forkserver_preload(["benchmarks.zoo"])
     checks = tuple(check for check in CHECKS if check.side in sides)
     try:
-        done = _elsewhere(
+        return elsewhere(
             context, partial(_measured, entry.name, checks, limit), PATIENCE * limit * len(checks)
         )
     except RuntimeError as error:  # one that does not survive a fork is no reason to lose the others
         return Result(entry.name, entry.package, note=f"not measured: {str(error).strip().splitlines()[-1]}")
-    return done or Result(entry.name, entry.package, note="stopped: it did not end")
 
 
 def _measured(name: str, checks: tuple[Check, ...], limit: int) -> Result:
@@ -118,11 +113,13 @@ def _measured(name: str, checks: tuple[Check, ...], limit: int) -> Result:
     try:
         entry.subject(wrong=False)
     except ImportError as missing:
-        return Result(entry.name, entry.package, note=f"not installed: {missing}")
-    costs = {}
+        return Result(entry.name, entry.package, note=f"skipped: {missing.name} not installed")
+    costs, fork = {}, multiprocessing.get_context("fork")
     for check in checks:  # the function has not run here yet: threads that it starts do not survive a fork
-        look = _forked(lambda check=check: _look(check, entry), PATIENCE * limit, limit)
-        costs[check] = look or Cost(OVER, float(limit))
+        try:
+            costs[check] = elsewhere(fork, partial(_look, check, entry), PATIENCE * limit, seconds=limit)
+        except Stopped:
+            costs[check] = Cost(OVER, float(limit))
     for side in dict.fromkeys(check.side for check in checks):
         _warm_up(side)
     subjects = {wrong: entry.subject(wrong=wrong) for wrong in (False, True)}
@@ -187,7 +184,7 @@ def _timed(costs: dict[Check, Cost], entry: Entry, subjects: dict[bool, Subject]
         for check in random.sample(turns, len(turns)):
             times[check].append(_run(check, entry, subjects[check.wrong]).seconds)
     for check, seconds in times.items():
-        costs[check] = replace(costs[check], seconds=statistics.median(seconds))
+        costs[check] = replace(costs[check], seconds=statistics.median(seconds), turns=tuple(seconds))
 
 
 class _Counted:
@@ -243,49 +240,3 @@ def _can_be_batched(function: Function, inputs: tuple[Tensor, ...]) -> bool:
         except Exception:
             return False
     return all(torch.allclose(y[1], e, rtol=1e-4, atol=1e-6) for y, e in zip(outputs, expected, strict=True))
-
-
-def _forked(call: Callable[[], T], patience: float, limit: int | None = None) -> T | None:
-    """The result of a call in a fork of this process."""
-    return _elsewhere(multiprocessing.get_context("fork"), call, patience, limit)
-
-
-def _elsewhere(context: Any, call: Callable[[], T], patience: float, limit: int | None = None) -> T | None:
-    """The result of a call in another process; None if a limit ends it: of processor time, or patience."""
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_report_to, args=(sender, call, limit))
-    child.start()
-    sender.close()
-    try:
-        answer = receiver.recv() if receiver.poll(patience) else None
-    except EOFError:
-        child.join()
-        if child.exitcode not in (-signal.SIGKILL, -signal.SIGXCPU):
-            answer = _Raised(f"a measurement ended with exit code {child.exitcode}")
-        else:
-            answer = None
-    finally:
-        child.kill()
-        child.join()
-    if isinstance(answer, _Raised):
-        raise RuntimeError(answer.text)
-    return answer
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What went wrong in the other process."""
-
-    text: str
-
-
-def _report_to(sender: Any, call: Callable[[], Any], limit: int | None) -> None:
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        sender.send(call())
-    except Exception as error:
-        import traceback
-
-        sender.send(_Raised("".join(traceback.format_exception(error))))
