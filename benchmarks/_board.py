@@ -117,6 +117,10 @@ class Task:
         """The modules that it needs and that are not installed."""
         return [module for module in self.needs if find_spec(module) is None]
 
+    def skipped(self, missing: Sequence[str]) -> Row:
+        """The row that stands for it where modules are missing."""
+        return Row(self.name, self.peer, note=f"skipped: {', '.join(missing)} not installed")
+
 
 def _no_totals(rows: Sequence[Row]) -> Iterable[Row]:
     return ()

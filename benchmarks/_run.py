@@ -64,12 +64,7 @@ class Run:
         for task in choice.tasks:
             advance(f"{area.name}: {task.name}")
             if task.name not in record.done:
-                start = perf_counter()
-                found = [replace(row, area=area.name, task=task.name) for row in self._task(task)]
-                record.rows = [row for row in record.rows if row.task != task.name] + found
-                record.seconds += perf_counter() - start
-                if not any(row.note.startswith(_RAISED) for row in found):
-                    record.done.append(task.name)
+                self._task(area, task, record)
                 self.store.keep(area.name, record)
             for row in record.rows:
                 if row.task == task.name:
@@ -95,17 +90,18 @@ class Run:
             return complete, True
         return fresh, False
 
-    def _task(self, task: Task) -> list[Row]:
-        """Its rows; one that says why, where a peer is missing or something raised."""
-        if missing := task.missing():
-            return [Row(task.name, task.peer, note=f"skipped: {', '.join(missing)} not installed")]
+    def _task(self, area: Area, task: Task, record: Record) -> None:
+        """Put the rows of a task into the record; one that says why, if a peer is missing or it raises."""
+        start = perf_counter()
         try:
-            return list(task.measure(self.effort))
-        except Exception as error:  # the other rows are worth having, and this one is tried again
-            return [Row(task.name, task.peer, note=f"{_RAISED} {type(error).__name__}: {str(error)[:200]}")]
-
-
-_RAISED = "raised"
+            missing = task.missing()
+            found = [task.skipped(missing)] if missing else list(task.measure(self.effort))
+            record.done.append(task.name)
+        except Exception as error:  # the other rows are worth having, and this task is tried again
+            found = [Row(task.name, task.peer, note=f"raised {type(error).__name__}: {str(error)[:200]}")]
+        found = [replace(row, area=area.name, task=task.name) for row in found]
+        record.rows = [row for row in record.rows if row.task != task.name] + found
+        record.seconds += perf_counter() - start
 
 
 @contextmanager

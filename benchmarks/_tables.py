@@ -136,11 +136,11 @@ class Pages:
         for area in self.areas:
             rows = self.rows(area)
             verdicts = [row.verdict for row in rows if row.verdict]
-            skipped = sum(row.note.startswith("skipped") for row in rows)
+            blank = sum(row.ratio is None and row.ours is None for row in rows)
             met = f"{verdicts.count('ok')} of {len(verdicts)}" if verdicts else ""
             minutes = f"{self.found[area.name][1].seconds / 60:.1f} min" if rows else "not measured yet"
-            body.append((f"[{area.name}](#{area.name})", len(rows), met, skipped or "", minutes))
-        return markdown(("area", "rows", "within target", "skipped", "takes"), body)
+            body.append((f"[{area.name}](#{area.name})", len(rows), met, blank or "", minutes))
+        return markdown(("area", "rows", "within target", "not measured", "took"), body)
 
     def _headlines(self) -> str:
         every = {(row.area, row.name, row.peer): row for area in self.areas for row in self.rows(area)}

@@ -61,7 +61,10 @@ HEADLINES = (
     Headline("the same", "compiled", "median", "JAX, jitted"),
 )  # fmt: skip
 
-PAGES = tuple(ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/sparsity.md"))
+PAGES = tuple(
+    ROOT / name
+    for name in ("README.md", "benchmarks/README.md", "docs/sparsity.md", "docs/how-to/kernels.md")
+)
 
 
 def pages(found: Mapping[str, tuple[str, Record]]) -> Pages:

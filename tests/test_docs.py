@@ -23,7 +23,12 @@ PAGES = [
     if "```python\n>>>" in path.read_text()
 ]
 
-LINKING = ["README.md", "CONTRIBUTING.md", *(path.relative_to(ROOT).as_posix() for path in SOURCES)]
+LINKING = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    *(path.relative_to(ROOT).as_posix() for path in SOURCES),
+]
 
 # The modules that users may import from; each says what in its `__all__`.
 PUBLIC_MODULES = ["covector", "covector.functional", "covector.scipy", "covector.compat", "covector.errors"]

@@ -46,7 +46,8 @@ ABOUT = (
 AREA = Area("zoo", ABOUT, partial(tasks, TUNED), totals)
 HELD_OUT = Area(
     "zoo-held-out",
-    "The third of the zoo that is held out while checks are tuned.",
+    "The third of the zoo that is held out while checks are tuned. It was run once before, and one mend "
+    "followed from that.",
     partial(tasks, ASIDE),
     totals,
 )
