@@ -98,7 +98,7 @@ class Effort:
     quick: bool
 
 
-# Of a table with thousands of entries, a quick run takes one in sixty.
+# Of torch's hundreds of operators, a quick run takes one in sixty.
 FULL = Effort(pairs=25, block=0.02, rounds=3, every=1, quick=False)
 QUICK = Effort(pairs=5, block=0.005, rounds=1, every=60, quick=True)
 
@@ -128,12 +128,16 @@ def _no_totals(rows: Sequence[Row]) -> Iterable[Row]:
 
 @dataclass(frozen=True)
 class Area:
-    """A table: what it is about, its tasks, and what its rows come to (sums, medians, exponents)."""
+    """A table: what it is about, its tasks, and what its rows come to (sums, medians, exponents).
+
+    `settings` are what its figures depend on beside versions and source.
+    """
 
     name: str
     about: str
     tasks: Callable[[], Iterable[Task]]
     totals: Callable[[Sequence[Row]], Iterable[Row]] = _no_totals
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def pair(

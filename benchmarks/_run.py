@@ -55,7 +55,7 @@ class Run:
         here = environment()
         with _progress(sum(len(choice.tasks) for choice in choices)) as advance:
             for choice in choices:
-                rows += self._area(choice, here, advance)
+                rows += self._area(choice, {**here, **choice.area.settings}, advance)
         return rows
 
     def _area(self, choice: Choice, here: dict[str, Any], advance: Callable[[str], None]) -> list[Row]:

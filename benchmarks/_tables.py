@@ -129,7 +129,7 @@ class Pages:
         if area.name not in self.found:
             return f"Not measured yet: `make bench ONLY={area.name}`."
         file, record = self.found[area.name]
-        return f"{table(self.rows(area))}\n\n{provenance(file, record)}"
+        return f"{table(self.rows(area))}\n\n{provenance(area, file, record)}"
 
     def _overview(self) -> str:
         body = []
@@ -146,15 +146,16 @@ class Pages:
         every = {(row.area, row.name, row.peer): row for area in self.areas for row in self.rows(area)}
         body = []
         for one in self.headlines:
-            row = every.get((one.area, one.name, one.peer))
-            _, _, ratio, spread, *_ = cells(row) if row else ("", "", "not measured yet", "")
-            body.append((one.text, one.peer, ratio, spread))
+            if row := every.get((one.area, one.name, one.peer)):
+                _, _, ratio, spread, *_ = cells(row)
+                body.append((one.text, one.peer, ratio, spread))
         return markdown(("", "peer", "covector / peer", "quartiles"), body)
 
 
-def provenance(file: str, record: Record) -> str:
+def provenance(area: Area, file: str, record: Record) -> str:
     """Where a table comes from."""
     about = record.environment
+    settings = [f"{name} {about[name]}" for name in area.settings if name in about]
     packages = [f"{name} {about[name]}" for name in ("torch", "jax", "asdex", "casadi") if name in about]
     where = [
         f"Python {about['python']}",
@@ -164,5 +165,5 @@ def provenance(file: str, record: Record) -> str:
     date = about["date"].partition("T")[0]
     return (
         f"Measured on {date} at commit {about['commit']} in {record.seconds / 60:.1f} minutes "
-        f"(`benchmarks/results/{file}`): {', '.join([*packages, *where])}."
+        f"(`benchmarks/results/{file}`): {', '.join([*packages, *where, *settings])}."
     )

@@ -11,7 +11,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from time import process_time
 from typing import Any
 
@@ -53,7 +52,7 @@ def database(effort: Effort) -> Iterator[Row]:
     totals = {(task, name): [0.0] * effort.rounds for task, (*names, _, _) in PAIRS.items() for name in names}
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in islice(from_tests("samples").every_sample(torch.float64), 0, None, effort.every):
+        for sample in _samples(effort.every):
             verdicts = {}
             for name, checker in CHECKERS.items():  # also a warm-up
                 _seed()
@@ -67,6 +66,13 @@ def database(effort: Effort) -> Iterator[Row]:
                         totals[task, name][turn] += _seconds(partial(_verdict, CHECKERS[name], sample))
     for task, (ours, theirs, peer, target) in PAIRS.items():
         yield Row.of(task, peer, Ratio.of(totals[task, ours], totals[task, theirs]), target)
+
+
+def _samples(every: int) -> Iterator[Any]:
+    """Those of every so-many-th operator."""
+    table = from_tests("samples")
+    for operator in list(table.operators(torch.float64).values())[::every]:
+        yield from table.samples(operator, torch.float64)
 
 
 def _seed() -> None:

@@ -40,6 +40,9 @@ PAGE = 4096.0
 # An exponent is that of the largest sizes, where overhead no longer counts.
 FITTED = 4
 
+# A last size is worth a point of its own if it is so many times the one before.
+CLOSE = 1.2
+
 OURS = "covector"
 # The module that a side needs.
 NEEDS = {"JAX, jitted": "jax", "asdex": "asdex"}
@@ -59,10 +62,15 @@ class Curve:
     first: bool = field(default=False)
 
     def sizes(self, limit: float) -> list[int]:
-        """Those that fit into so many bytes, four at least."""
+        """Those that fit into so many bytes, four at least; the last is the largest of two digits."""
         every = [self.start * self.step**power for power in range(40)]
         fitting = list(takewhile(lambda n: self.bytes_of(n) <= limit, every))
-        return fitting if len(fitting) >= FITTED else every[:FITTED]
+        if len(fitting) < FITTED:
+            return every[:FITTED]
+        digit = 10 ** (len(str(fitting[-1])) - 2)
+        larger = range(digit, fitting[-1] * self.step, digit)
+        last = max(n for n in larger if self.bytes_of(n) <= limit)
+        return [*fitting, last] if last > CLOSE * fitting[-1] else fitting
 
 
 # --- gradient checks, exhaustive
@@ -349,4 +357,5 @@ AREA = Area(
     f"{LIMIT_SECONDS} seconds, which the note says.",
     tasks,
     totals,
+    {"limit": f"{LIMIT / 1e9:g} GB"},
 )
