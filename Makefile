@@ -47,9 +47,10 @@ kernels: $(READY)
 
 # Everything beside its peers, as ratios: tables, figures and benchmarks/results/<date>.json (benchmarks/README.md).
 # ONLY="gradcheck growth" chooses, QUICK=1 takes under five minutes, AGAIN=1 measures anew, COMPARE=<file> shows what
-# moved, MEMORY=20 lets a process of the area growth take 20 GB. A run that was stopped is continued.
+# moved, MEMORY=20 and SECONDS=120 let a process of the area growth take 20 GB and two minutes. A run that was stopped
+# is continued.
 bench: $(READY)
-	BENCH_MEMORY=$(or $(MEMORY),4) $(BIN)/python -m benchmarks $(ONLY) $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(COMPARE),--compare $(COMPARE))
+	BENCH_MEMORY=$(MEMORY) BENCH_SECONDS=$(SECONDS) $(BIN)/python -m benchmarks $(ONLY) $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(COMPARE),--compare $(COMPARE))
 
 # The peers that an area names as not installed: JAX, asdex, sparsejac, CasADi.
 peers: $(READY)
