@@ -7,7 +7,6 @@ exceeds it, or the limit of time, ends there.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from torch.autograd.functional import hvp as functional_hvp
 import covector
 from benchmarks import _plot
 from benchmarks._board import BYTES, EXPONENT, SECONDS, Area, Effort, Row, Task
-from benchmarks._measure import Call, Ratio, Stopped, elsewhere, resident_peak, seconds_of
+from benchmarks._measure import Call, Ratio, Stopped, clean_fork, elsewhere, resident_peak, seconds_of
 from benchmarks._peers import jax as load_jax
 from benchmarks.jacobian import Network
 from benchmarks.sparsity import Problem, asdex_first, burgers, rosenbrock
@@ -249,10 +248,13 @@ def _point_of(curve: Curve, side: str, n: int, seconds: int) -> Point | str:
         return f"skipped: {module} not installed"
     if why := _gave_up().get((curve.name, side)):
         return why
-    spawn = multiprocessing.get_context("spawn")
     try:
         return elsewhere(
-            spawn, partial(_measured, curve.name, side, n), 10 * seconds + 60, seconds=seconds, memory=LIMIT
+            clean_fork("benchmarks.growth"),
+            partial(_measured, curve.name, side, n),
+            10 * seconds + 60,
+            seconds=seconds,
+            memory=LIMIT,
         )
     except Stopped as stopped:
         _gave_up()[curve.name, side] = f"{side} stopped at n = {n:,}: {stopped}"

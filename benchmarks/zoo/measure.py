@@ -22,7 +22,7 @@ from torch._C import _functorch as functorch
 from torch.autograd.gradcheck import GradcheckError
 
 import covector
-from benchmarks._measure import Stopped, elsewhere, resident_peak
+from benchmarks._measure import Stopped, clean_fork, elsewhere, resident_peak
 from benchmarks.zoo.entry import ENTRIES, Entry, Function, Subject
 
 LIMIT = 60  # seconds of processor time, for one check
@@ -93,10 +93,9 @@ class Result:
 def measure(entry: Entry, sides: tuple[str, ...] = ("ours", "theirs"), limit: int = LIMIT) -> Result:
     """The checks of an entry, in a process of their own: what its package changes is gone afterwards.
 
-    It is forked from a server that has loaded torch and has run nothing: threads do not survive a fork.
+    It is forked from one that has run nothing: threads do not survive a fork.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.zoo"])
+    context = clean_fork("benchmarks.zoo")
     checks = tuple(check for check in CHECKS if check.side in sides)
     try:
         return elsewhere(
