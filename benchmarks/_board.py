@@ -130,7 +130,7 @@ def _no_totals(rows: Sequence[Row]) -> Iterable[Row]:
 class Area:
     """A table: what it is about, its tasks, and what its rows come to (sums, medians, exponents).
 
-    `settings` are what its figures depend on beside versions and source.
+    `settings` are what it depends on beside versions and source; `figures`, what is drawn of it.
     """
 
     name: str
@@ -138,6 +138,7 @@ class Area:
     tasks: Callable[[], Iterable[Task]]
     totals: Callable[[Sequence[Row]], Iterable[Row]] = _no_totals
     settings: dict[str, str] = field(default_factory=dict)
+    figures: str = ""
 
 
 def pair(

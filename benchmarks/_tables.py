@@ -122,7 +122,10 @@ class Pages:
         return [*(replace(total, area=area.name) for total in area.totals(rows)), *rows]
 
     def _all(self) -> str:
-        parts = [part for area in self.areas for part in (f"## {area.name}", area.about, self._area(area))]
+        parts = []
+        for area in self.areas:
+            drawn = [area.figures] if area.figures and area.name in self.found else []
+            parts += [f"## {area.name}", area.about, *drawn, self._area(area)]
         return "\n\n".join(parts)
 
     def _area(self, area: Area) -> str:

@@ -353,6 +353,11 @@ def draw(rows: Sequence[Row]) -> list[Any]:
     return _plot.draw(lines(rows))
 
 
+FIGURES = """\
+![Seconds against n for each task, covector beside its peers](../docs/images/growth-time.svg)
+
+![Peak of memory against n for each task, covector beside its peers](../docs/images/growth-memory.svg)"""
+
 AREA = Area(
     "growth",
     "Time and peak of memory against n, each side of each size in a fresh process; the exponent p of n^p is "
@@ -361,4 +366,5 @@ AREA = Area(
     tasks,
     totals,
     {"limit": f"{LIMIT / 1e9:g} GB and {LIMIT_SECONDS} s"},
+    FIGURES,
 )
