@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ def cluster(**options):
 
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, **options) as started,
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0", **options) as started,
         distributed.Client(started, set_as_default=False) as client,
     ):
         yield client
@@ -120,6 +123,18 @@ def test_without_dask_the_command_says_what_to_install(tmp_path, monkeypatch, ca
     (tmp_path / "cases.py").write_text(CASES)
     assert cli.main(["check", str(tmp_path / "cases.py"), "--dask", "tcp://127.0.0.1:1"]) == cli.Exit.MISUSED
     assert "pip install 'covector[dask]'" in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+def test_the_script_of_the_page(tmp_path):
+    """The few lines that it takes."""
+    page = Path(__file__).parents[2].joinpath("docs", "executors.md").read_text(encoding="utf-8")
+    script = tmp_path / "cluster.py"
+    script.write_text(re.findall(r"```python\n(# cluster.py\n.*?)```", page, re.DOTALL)[0])
+    run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("(3000, 2000) reverse mode: 3000 rows of 3000 x 2000")
+    assert zarr.open_array(str(tmp_path / "jacobian.zarr"), mode="r").shape == (3000, 2000)
 
 
 @pytest.mark.sweep
