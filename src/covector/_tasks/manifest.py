@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from covector._files import write
 from covector._tasks.sending import Span
 from covector.errors import Caller, ResumeError
 
@@ -52,12 +53,14 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Replace the file by an atomic rename: a reader sees the old manifest or the new one."""
-        beside = path.with_name(path.name + ".partial")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump({"schema": _SCHEMA, **asdict(self)}, file)
+        text = json.dumps({"schema": _SCHEMA, **asdict(self)})
+
+        def content(file: IO[bytes]) -> None:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+
+        write(path, content)
 
 
 def read(caller: Caller, path: Path) -> Manifest:

@@ -102,6 +102,8 @@ def mapped(
 ) -> Iterator[tuple[Any, Future[Any]]]:
     """Each piece with the future of `call(*leading, piece)`, which is done, as they come."""
     if is_dask_client(executor):
+        # Twice as many as there are threads: a worker has its next task when it has ended one.
+        ahead = max(ahead, 2 * sum(executor.nthreads().values()))
         executor = executor.get_executor(pure=False)
     waiting = list(reversed(pieces))
     running: dict[Future[Any], Any] = {}
