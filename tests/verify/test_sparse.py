@@ -18,6 +18,7 @@ import covector
 from covector._chart import Chart, Pattern
 from covector.errors import ArgumentTypeError, CovectorError, OutputError, UnsupportedError
 from covector.verify.finding import Finding, Outcome
+from covering import covered, halved
 from sparse_cases import BOTH, DTYPES, IN, KINDS, MASKED, OPERATIONS, OUT, Case, every_case, numbers
 from sparse_faults import FACTOR, FAULTS, dense, multiplied, pattern_of
 from sparse_table import decorated, exists, original, verdict, written
@@ -101,10 +102,9 @@ def test_every_kind_is_covered(operations, dtype, masked):
 # Wrong derivatives
 
 
-@each_kind
-@each_dtype
-@each_masked
-@each_side
+@pytest.mark.parametrize(
+    ("side", "kind", "dtype", "masked"), halved(["in", "out", "both"], list(KINDS), DTYPES, MASKED)
+)
 def test_wrong_derivatives_are_rejected(side, kind, dtype, masked):
     """And the right one is not."""
     template = KINDS[kind](dtype, 0)
@@ -530,10 +530,16 @@ CHECKERS = {
 }
 
 
+DECORATED = [("ours, partial", kind) for kind in KINDS] + [(name, "CSR") for name in CHECKERS]
+
+
 @pytest.mark.parametrize(
-    ("name", "kind"), [("ours, partial", kind) for kind in KINDS] + [(name, "CSR") for name in CHECKERS]
+    ("name", "kind", "masked"),
+    covered(
+        [(*row, masked) for row in DECORATED for masked in MASKED],
+        lambda name, kind, masked: masked == ((list(KINDS).index(kind) + len(name)) % 2 == 0),
+    ),
 )
-@each_masked
 def test_the_decorator(name, kind, masked):
     """Any checker of strided functions becomes one of sparse functions."""
     checker = covector.as_sparse_gradcheck(CHECKERS[name])
