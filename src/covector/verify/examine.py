@@ -65,8 +65,7 @@ class Examiner:
         for part, noise, length, which in self._parts(look):
             steps = part.steps(self.numeric, length)
             with np.errstate(all="ignore"):
-                hidden = noise / part.least(steps)
-            visible = max(visible, float(hidden.max(where=which, initial=0.0)))
+                visible = max(visible, float((noise / part.least(steps)).max(where=which, initial=0.0)))
             differences = part.differences(self.numeric, steps)
             found.append(self._suspicious(part, steps, differences, noise, which))
         return _joined(found), visible + look.share * self.tol.atol
@@ -126,7 +125,7 @@ class Examiner:
         with np.errstate(all="ignore"):
             return look.cells(self.analytic.cotangents, differences) - look.expected(self.analytic, steps)
 
-    def _lengths(self, look: Look, noise: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+    def _lengths(self, look: Look, noise: np.ndarray) -> list[tuple[float, np.ndarray]]:
         """The lengths of steps, and the cells in which each is the first to show a wrong entry.
 
         Where none does, it is the usual one. Of many groups all have one length: another costs runs of each.
@@ -138,10 +137,9 @@ class Examiner:
             needed = np.full_like(needed, needed.max())
         lengths = list(look.lengths)
         if (needed <= lengths[0]).all():
-            yield lengths[0], np.ones(noise.shape, dtype=bool)
-            return
+            return [(lengths[0], np.ones(noise.shape, dtype=bool))]
         chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
-        yield from ((float(length), chosen == length) for length in np.unique(chosen))
+        return [(float(length), chosen == length) for length in np.unique(chosen)]
 
     def _suspicious(
         self,

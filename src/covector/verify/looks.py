@@ -78,6 +78,11 @@ class Look:
             yield length
             length *= factor
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether there is one group, of all columns in their order."""
+        return self.groups.shape == (1, self.size) and bool((self.groups[:, 1:] > self.groups[:, :-1]).all())
+
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the groups."""
         return replace(self, groups=self.groups[some], weights=self.weights[some])
@@ -103,7 +108,7 @@ class Look:
 
     def moves(self, steps: np.ndarray) -> np.ndarray:
         """The moves of all coordinates, a row for each group."""
-        if self.shared:
+        if self.shared or self._in_order:
             return steps
         moves = np.zeros((len(self), self.size))
         moves[np.arange(len(self))[:, None], self.groups] = steps
