@@ -2,8 +2,8 @@
 
 The bugs were written before the rules were tuned to them (`everyday`, `lost`); a third of each list is kept
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
-by somebody who had not read them, and those of `fresh` after that, by another. Of `near`, no diagnosis is
-right.
+by somebody who had not read them, and those of `fresh` and `after` last, by another. Of `near`, no diagnosis
+is right.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 import covector
 from benchmarks._board import ASIDE, TUNED, Area, Effort, Row, Task
 from benchmarks._measure import one_thread
+from benchmarks.diagnosis.after import AFTER
 from benchmarks.diagnosis.everyday import EVERYDAY
 from benchmarks.diagnosis.fresh import FRESH
 from benchmarks.diagnosis.later import LATER
@@ -86,7 +87,7 @@ def answer(bug: Bug) -> Answer:
 
 def _tells(bug: Bug, rule: str, evidence: str) -> bool:
     if bug.cut is not None:
-        return re.search(rf"(lost|later|fresh)\.py:{bug.cut}\b", evidence) is not None
+        return re.search(rf"(lost|later|fresh|after)\.py:{bug.cut}\b", evidence) is not None
     rules, words = TELLS[bug.kind]
     return rule in rules and re.search(words, evidence) is not None
 
@@ -98,7 +99,8 @@ def tables() -> dict[str, list[Bug]]:
         TUNED: [bug for i, bug in everyday if i % 3 != 2],
         ASIDE: [bug for i, bug in everyday if i % 3 == 2],
         "written later": LATER,
-        "written last": FRESH,
+        "of networks": FRESH,
+        "after that": AFTER,
         "near misses": NEAR,
     }
 

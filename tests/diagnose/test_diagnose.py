@@ -570,3 +570,69 @@ def write_snapshots():
 
 if __name__ == "__main__":
     write_snapshots()
+
+
+def _cosine(a, b):
+    return F.cosine_similarity(a, b, dim=-1)
+
+
+def _unprojected(g, a, b):
+    size = (a.norm(dim=-1) * b.norm(dim=-1))[:, None]
+    return g[:, None] * b / size, g[:, None] * a / size
+
+
+KINDS = {
+    "a quotient by a norm": (
+        ruled(_cosine, _unprojected),
+        ((3, 5), (3, 5)),
+        "normalisation",
+        "proportional to the input: the term of a norm",
+    ),
+    "a target that is not subtracted": (
+        ruled(lambda x: F.cross_entropy(x, torch.tensor([2, 0, 3, 1])), lambda g, x: g * x.softmax(-1) / 4),
+        ((4, 5),),
+        "constant",
+        "at one element for each index of dimension 0, and right elsewhere",
+    ),
+    "a product of a matrix with itself": (
+        ruled(lambda x: x @ x.T, lambda g, x: g @ x),
+        ((4, 3),),
+        "transposed",
+        "the cotangent alone, where it should take the cotangent and its transpose",
+    ),
+    "a sort that is not undone": (
+        ruled(lambda x: x.sort(-1).values, lambda g, x: g.clone()),
+        ((3, 5),),
+        "another element",
+        "each output takes one element of",
+    ),
+    "the only output as a factor": (
+        ruled(lambda x: x.norm(), lambda g, x: g * x),
+        ((7,),),
+        "factor",
+        "is the output itself",
+    ),
+    "a row that gets nothing": (
+        ruled(
+            lambda w: w[[3, 1, 1, 0, 3]],
+            lambda g, w: (
+                torch.zeros_like(w)
+                .index_add(0, torch.tensor([3, 1, 1, 0, 3]), g)
+                .index_fill(0, torch.tensor([0]), 0.0)
+            ),
+        ),
+        ((4, 3),),
+        "one slice",
+        "row 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_everyday_mistakes_have_their_name(name):
+    function, shapes, rule, words = KINDS[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    first = covector.check(function, inputs).worst.diagnoses[0]
+    assert first.rule == rule
+    assert words in first.evidence

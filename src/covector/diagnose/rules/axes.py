@@ -25,9 +25,30 @@ def transposed(case: Case) -> Iterator[Observation]:
             continue
         if text := _transposed(s):
             yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+        elif text := _symmetrised(s):
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.94, s.where, _BOTH_SIDES)
         elif text := _pattern(s):
             misplaced = f"the {case.noun} for {{where}} stands in the wrong places: {text}"
             yield Observation(misplaced, 0.75, s.where)
+
+
+_BOTH_SIDES = "the product rule: the input stands on both sides of a product, as in x @ x.T"
+
+
+def _symmetrised(s: Suspect) -> str:
+    """An output that is symmetric in two axes takes the cotangent and its transpose; only one was taken."""
+    for i, j in combinations(range(len(s.outputs.shape or ())), 2):
+        turned = _turned(s, s.numeric, i, j)
+        if not _axes(s) or s.outputs.shape is None or s.outputs.shape[i] != s.outputs.shape[j]:
+            continue
+        both = s.analytic + _turned(s, s.analytic, i, j)
+        for times, what in ((1.0, "the cotangent alone"), (0.5, "twice the cotangent")):
+            if s.same(turned, s.numeric) and s.same(times * both, s.numeric):
+                return (
+                    f"takes {what}, where it should take the cotangent and its transpose (dimensions {i} and "
+                    f"{j} of {s.outputs.name}), in which the output is symmetric"
+                )
+    return ""
 
 
 def _axes(s: Suspect) -> list[int]:

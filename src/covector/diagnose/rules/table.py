@@ -86,7 +86,7 @@ RULES = (
         coupling.wrong_axis,
         "elements act on each other along another axis than in the function",
         "the `dim` of a sum or a mean in `backward`",
-        ("transposed", "broadcast", "zero", "swapped inputs", "another input"),
+        ("masked", "transposed", "broadcast", "zero", "swapped inputs", "another input"),
     ),
     Rule(
         "constant",
