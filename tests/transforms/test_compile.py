@@ -245,7 +245,7 @@ def test_plans_print():
     assert plan.seconds > 0
     line = repr(fast.plans)
     assert line.startswith("float64[4]: ")
-    assert "mode, measured to take" in line
+    assert "mode, whose operations took" in line
     assert "reads weight" in line
 
 
@@ -382,7 +382,7 @@ def test_inductor():
         weight.mul_(1.5)
     assert_close(fast(u), covector.hessian(energy)(u).detach())
     assert "inductor" in repr(fast.plans)
-    assert "mode, measured to take" in repr(fast.plans)
+    assert "mode, whose operations took" in repr(fast.plans)
 
 
 def test_without_a_compiler(monkeypatch):

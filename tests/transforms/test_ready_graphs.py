@@ -5,7 +5,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import covector
+from covector._engine.program import trace
 from covector._engine.ready import short, written_out
+from covector.errors import Caller
 
 X = torch.tensor([0.5, -1.0, 2.0, 1.5, -0.3], dtype=torch.float64)
 INDEX = torch.tensor([0, 3, 3, 1])
@@ -134,3 +136,43 @@ def test_forward_mode_through_index_add_compiles():
 
     plan = covector.jacobian_plan(flow, X, mode="forward")
     torch.testing.assert_close(plan.compile("inductor")(X).values(), plan(X).values())
+
+
+SQUARE = torch.arange(9, dtype=torch.float64).reshape(3, 3).cos()
+WIDE = torch.arange(12, dtype=torch.float64).reshape(3, 4).sin()
+BATCH = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4).sin()
+PAIR = (SQUARE, WIDE.t())
+PRODUCTS = {
+    "returned": (lambda a, b: a.t() @ b.t(), PAIR),
+    "returned flat": (lambda a, b: (a.t() @ b.t()).view(-1), PAIR),
+    "transposed back": (lambda a, b: (a.t() @ b.t()).t().exp(), PAIR),
+    "used in two ways": (lambda a, b: ((a.t() @ b.t()).sin().view(-1), (a.t() @ b.t()).t()), PAIR),
+    "a chain, flat at the end": (
+        lambda a, b: (a.t() @ (a.t() @ b.t()).t().tanh().permute(-1, 0)).t().sin().t().contiguous().view(12),
+        PAIR,
+    ),
+    "a batch": (lambda a, b: torch.bmm(a.mT, b.mT).mT.tanh(), (BATCH, BATCH.cos().mT.clone())),
+    "by strides": (lambda a, b: (a.t() @ b.t()).as_strided((2, 2), (4, 1)), PAIR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["replay", "aot_eager"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_transposed_matrices(name, backend):
+    """They are computed the other way around; what is contiguous without that is so with it."""
+    function, arguments = PRODUCTS[name]
+    results, expected = covector.compile(function, backend=backend)(*arguments), function(*arguments)
+    torch.testing.assert_close(results, expected)
+    pairs = zip(results, expected, strict=True) if isinstance(results, tuple) else [(results, expected)]
+    assert all(result.is_contiguous() for result, eager in pairs if eager.is_contiguous())
+
+
+def test_no_product_of_two_transposed_matrices_is_left():
+    """The rows of the Jacobian of a network are computed by products of matrices as they are."""
+    layer = torch.nn.Linear(4, 3).double()
+    program = trace(
+        Caller("compile", layer), covector.jacrev(lambda x: torch.tanh(layer.weight @ x)), [X[:4]]
+    )
+    products = [node for node in program.module.graph.nodes if node.target is torch.ops.aten.mm.default]
+    assert len(products) == 1
+    assert all(factor.target is not torch.ops.aten.t.default for factor in products[0].args)

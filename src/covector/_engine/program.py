@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
 from covector._engine.outside import Outside, Place, always, is_plain, outside_of
-from covector._engine.ready import keep_apart, short, written_out
+from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._tree import LEAF, Spec, flatten, unflatten
 from covector.errors import Caller, UnsupportedError, UntraceableError
 
@@ -284,6 +284,8 @@ def _lifted(module: GraphModule, result: Result, found: Outside) -> Program:
     keep_apart(graph, constants)
     graph.eliminate_dead_code()
     bare = GraphModule({}, graph)
+    untransposed(bare)
+    bare.recompile()
     fixed += [f"{value!r}, a result" for value in result.leaves if value is not None and is_plain(value)]
     kinds = tuple(_kind(places[0].value) for places in captured)
     return Program(bare, result, tuple(captured), kinds, tuple(found.values), (*fixed, *found.skipped))

@@ -32,8 +32,11 @@ from covector.transforms._verified import check_gradients, check_same, moved
 
 # Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
 _MOST_PROGRAMS = 8
-# Runs of a mode when modes are compared; the fastest of them counts.
-_TRIALS = 5
+# Runs of a program when programs are compared, of which the fastest counts; fewer after so many seconds.
+_TRIALS = 7
+_TRIAL_SECONDS = 0.1
+# A ratio of two such times that is not by chance.
+_CLEARLY_LESS = 0.8
 # Seconds after which a person who waits is told for what.
 _PATIENCE = 2.0
 
@@ -47,6 +50,7 @@ class CompiledPlan:
     mode: str
     """The mode that was measured to be faster, and by how much; empty if there was no choice."""
     backend: str
+    """What was asked for; or "replay", if that was measured to be faster than inductor, and by how much."""
     operations: int
     """How many operations the traced graph has."""
     seconds: float
@@ -74,6 +78,15 @@ class Plans(tuple[CompiledPlan, ...]):
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled yet"
+
+
+class _Made(NamedTuple):
+    """A program, what runs it, and how these were chosen, for `CompiledPlan`."""
+
+    program: Program
+    run: Run
+    mode: str
+    backend: str
 
 
 class _Entry(NamedTuple):
@@ -241,12 +254,12 @@ class Compiled:
                 call.described(), "", f"{self._backend}, differentiable", 0, perf_counter() - start, (), 0, ()
             )
             return _Entry(plan, None, self._through_dynamo)
-        mode, (program, run) = self._fastest(call)
+        program, run, mode, backend = self._made(call)
         self._verify(call, program, run)
         plan = CompiledPlan(
             call.described(),
             mode,
-            str(self._backend),
+            backend,
             program.size,
             perf_counter() - start,
             tuple(places[0].name or "a tensor" for places in program.captured if places[0].name != CONSTANT),
@@ -255,31 +268,41 @@ class Compiled:
         )
         return _Entry(plan, program, run)
 
-    def _fastest(self, call: _Call) -> tuple[str, tuple[Program, Run]]:
-        """The program, by the faster of the modes if the function lets them be chosen."""
+    def _made(self, call: _Call) -> _Made:
+        """The program by the mode whose operations take less time, compiled if that makes it faster."""
+        programs = self._traced(call)
+        inputs = {mode: [*call.tensors, *self._captured(program)] for mode, program in programs.items()}
+        runs = {mode: lower(self._caller, p, inputs[mode], "replay") for mode, p in programs.items()}
+        times = {mode: _seconds(run, inputs[mode]) for mode, run in runs.items()}
+        mode, *others = sorted(times, key=times.__getitem__)
+        ratios = [f"{times[mode] / times[other]:.2g} of the time of {other} mode" for other in others]
+        reason = f"{mode} mode, whose operations took {ratios[0]}" if ratios else ""
+        made = _Made(programs[mode], runs[mode], reason, str(self._backend))
+        if self._backend == "replay":
+            return made
+        run = lower(self._caller, made.program, inputs[mode], self._backend)
+        if self._backend == "inductor":
+            ratio = times[mode] / _seconds(run, inputs[mode])
+            if ratio < _CLEARLY_LESS:
+                return made._replace(backend=f"replay, which took {ratio:.2g} of the time of inductor")
+        return made._replace(run=run)
+
+    def _traced(self, call: _Call) -> dict[str, Program]:
+        """The program, or those of both modes if the function lets them be chosen."""
         # What wraps a transform has its attributes too, but is not it.
-        by_mode = getattr(self.__wrapped__, "by_mode", None) if is_transform(self.__wrapped__) else None
-        if by_mode is None:
-            return "", self._made(call, self.__wrapped__)
-        made: dict[str, tuple[Program, Run]] = {}
-        for mode in ("reverse", "forward"):
+        by_mode: Any = getattr(self.__wrapped__, "by_mode", None)
+        may_choose = by_mode is not None and is_transform(self.__wrapped__)
+        programs: dict[str, Program] = {}
+        for mode in ("reverse", "forward") if may_choose else ():
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error", ForwardModeWarning)  # torch lacks a rule
-                    made[mode] = self._made(call, by_mode(mode))
+                    programs[mode] = trace(self._caller, call.on_tensors(by_mode(mode)), call.tensors)
             except (RuntimeError, ForwardModeWarning):  # the mode does not do, or nothing does
                 continue
-        if len(made) < 2:
-            return "", self._made(call, self.__wrapped__)
-        times = {mode: _seconds(run, [*call.tensors, *(p.inputs() or ())]) for mode, (p, run) in made.items()}
-        first, second = sorted(times, key=times.__getitem__)
-        ratio = times[first] / times[second]
-        return f"{first} mode, measured to take {ratio:.2g} of the time of {second} mode", made[first]
-
-    def _made(self, call: _Call, function: Callable[..., Any]) -> tuple[Program, Run]:
-        program = trace(self._caller, call.on_tensors(function), call.tensors)
-        inputs = [*call.tensors, *self._captured(program)]
-        return program, lower(self._caller, program, inputs, self._backend)
+        if len(programs) == 2:
+            return programs
+        return {"": trace(self._caller, call.on_tensors(self.__wrapped__), call.tensors)}
 
     def _captured(self, program: Program) -> Sequence[Tensor]:
         """The tensors from outside that a program reads, if nothing else there has changed meanwhile."""
@@ -340,13 +363,13 @@ def _kind(leaf: Any) -> str:
 
 
 def _seconds(run: Run, inputs: list[Tensor]) -> float:
-    quietly(run, inputs)
-    times = []
-    for _ in range(_TRIALS):
+    """How long a run takes, after a first one."""
+    times: list[float] = []
+    while len(times) <= _TRIALS and sum(times) < _TRIAL_SECONDS:
         start = perf_counter()
         quietly(run, inputs)
         times.append(perf_counter() - start)
-    return min(times)
+    return min(times[1:] or times)
 
 
 @contextmanager
