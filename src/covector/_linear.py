@@ -18,7 +18,7 @@ from covector._chart import Chart, real_dtype
 from covector._engine import forward, levels, messages, reverse, scopes
 from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
-from covector._engine.compiled import tracing
+from covector._engine.compiled import is_exporting, tracing
 from covector._engine.constants import without_zeros
 from covector._engine.watch import always_recording
 from covector._images import Directions, Gathered, Pace, Steady, Tensors, joined, released
@@ -207,15 +207,16 @@ class Pushforward(LinearMap):
         self._trusted = False
         self._draws: Tensor | None = None
         self._independent: list[int] = []
-        if levels.traced_inside():
+        if levels.traced_inside() or is_exporting():
             self._other = self._linear_part()
 
     def _linear_part(self) -> Apply:
         """The map through the graph of the pullback, of one run of the function.
 
         This is the way while dynamo traces, wherever forward mode would be nested in another transform (its
-        tangents of zeros for constants have no description there) or run the function more than once (each
-        time with other random numbers). The compiler drops what is computed for the pullback alone.
+        tangents of zeros for constants have no description there, nor for torch.export) or run the function
+        more than once (each time with other random numbers). The compiler drops what is computed for the
+        pullback alone.
         """
         linear = _linearize(self._run, self._arguments, nullcontext())
         self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_dynamo_compiling as tracing
+from torch.compiler import is_exporting
+
+from covector._engine.exported import below_autograd
 
 __all__ = [
     "eager_alone",
     "held",
+    "is_exporting",
     "is_transform",
     "named_after",
     "outside_graphs",
@@ -66,9 +71,24 @@ def eager_alone(function: F) -> F:
     Where dynamo has to break a graph, it goes on with the frames of the functions inside, which would be in
     the middle of our levels. So each verb, and each function that a verb makes, enters one marked function
     with the first thing it calls; after a break the whole of it is run eagerly.
+
+    `torch.export` has no frames, but a stack of modes, and finds another one in here (`exported`).
     """
-    set_code_exec_strategy(function.__code__, _EAGER)
-    return function
+
+    @wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        if is_exporting() and not tracing():
+            return _exported(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    for marked in (cast(FunctionType, entered), function):
+        set_code_exec_strategy(marked.__code__, _EAGER)
+    return cast(F, entered)
+
+
+def _exported(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with below_autograd():
+        return function(*args, **kwargs)
 
 
 def named_after(function: F, like: Any) -> F:
@@ -117,6 +137,8 @@ class _Held:
 
     @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_exporting():
+            return _exported(self.__wrapped__, args, kwargs)
         return self.__wrapped__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Held:

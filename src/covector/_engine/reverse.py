@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covector._engine import graph, levels
-from covector._engine.compiled import tracing
+from covector._engine.compiled import tracing, without_values
 from covector._engine.scopes import (
     PlainScope,
     Scope,
@@ -290,7 +290,7 @@ def _examined(linear: Linearization, kinds: set[type]) -> Linearization:
     obstacle = graph.first_undifferentiable(pulled)
     if obstacle is not None:
         return replace(linear, obstacle=obstacle)
-    if levels.active() or any(tensor.layout is not torch.strided for tensor in pulled):
+    if levels.active() or without_values() or any(t.layout is not torch.strided for t in pulled):
         return linear  # the values cannot be looked at
     if not linear.is_adjoint():
         return replace(linear, obstacle="a backward that loses part of its own derivative")

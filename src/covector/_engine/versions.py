@@ -106,6 +106,12 @@ NEEDED = (
 
 # What `covector.compile` needs for backend="inductor".
 NEEDED_BY_INDUCTOR = ("torch._inductor.standalone_compile",)
+# What a verb needs inside of `torch.export`.
+NEEDED_BY_EXPORT = (
+    "torch._ops._get_dispatch_mode_pre_dispatch",
+    "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode",
+    "torch.fx.experimental.proxy_tensor._temp_remove_pre_dispatch_torch_function_mode",
+)
 
 
 def is_there(name: str) -> bool:

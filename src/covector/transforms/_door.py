@@ -137,7 +137,8 @@ def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], variable
     """What the caller's function returns; it wrote nothing of the variables to a tensor from outside."""
     try:
         if tracing():
-            return caller.function(*args, **kwargs)
+            # Where it cannot go on, torch.compile shows this line above that of the function.
+            return caller.function(*args, **kwargs)  # without fullgraph=True it breaks here: run eagerly
         return run_watched(caller.function, args, kwargs, variables)
     except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
