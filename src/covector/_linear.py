@@ -207,16 +207,15 @@ class Pushforward(LinearMap):
         self._trusted = False
         self._draws: Tensor | None = None
         self._independent: list[int] = []
-        if levels.traced_inside() or is_exporting():
+        if tracing() or is_exporting():
             self._other = self._linear_part()
 
     def _linear_part(self) -> Apply:
         """The map through the graph of the pullback, of one run of the function.
 
-        This is the way while dynamo traces, wherever forward mode would be nested in another transform (its
-        tangents of zeros for constants have no description there, nor for torch.export) or run the function
-        more than once (each time with other random numbers). The compiler drops what is computed for the
-        pullback alone.
+        This is the way while a compiler traces: the zeros that forward mode takes for the tangents of
+        constants have no description there (all norms with weights fail), and each run of the function would
+        draw other random numbers. The compiler drops what is computed for the pullback alone.
         """
         linear = _linearize(self._run, self._arguments, nullcontext())
         self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
@@ -253,12 +252,9 @@ class Pushforward(LinearMap):
         return [levels.in_batches_of(image, primals) for image in pushed.filled()]
 
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
-        if randomness == "same":
-            if tracing():
-                self._other = self._other or self._linear_part()
-            else:
-                self._replay_draws(randomness)
         if self._other is None:
+            if randomness == "same":
+                self._replay_draws(randomness)
             try:
                 images, pushed = self._push_batch(stacks, randomness)
             except NotImplementedError as error:
@@ -287,8 +283,7 @@ class Pushforward(LinearMap):
         return images[:count], pushes[0]
 
     def _looped(self, stacks: Tensors, randomness: str) -> Tensors:
-        if tracing():
-            self._other = self._other or self._linear_part()
+        if self._other is not None:
             return looped(self._other, stacks)
 
         def apply_with_same_draw(direction: Tensors) -> Tensors:
@@ -349,8 +344,6 @@ class Pushforward(LinearMap):
             self.evaluation = linear.evaluation
             self._other = through_graph(linear, lambda: Pullback(self._caller, self._run, self._arguments))
         self.batching = self.batching.down("graph", f"no forward-mode rule for {operation}")
-        if tracing():
-            return
         warn(
             f"{self._caller}: torch has no forward-mode rule for {operation}; the pullback was "
             "differentiated instead, which gives the same result at a higher cost.",

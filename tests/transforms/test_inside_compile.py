@@ -1,5 +1,6 @@
 """Inside `torch.compile`: every verb is traced into one graph, with the numbers that it gives eagerly."""
 
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -293,6 +294,21 @@ def test_a_module_that_uses_a_verb_trains():
         expected = torch.autograd.grad(force(point).sum(), list(force.parameters()))
         assert_close(compiled(point), force(point))
         assert_close(torch.autograd.grad(compiled(point).sum(), list(force.parameters())), expected)
+
+
+normalized = torch.nn.Sequential(
+    torch.nn.Linear(4, 6), torch.nn.GroupNorm(2, 6), torch.nn.LayerNorm(6)
+).double()
+
+
+@pytest.mark.parametrize("verb", [covector.jacfwd, partial(covector.jacfwd, chunk_size=3), covector.jacrev])
+def test_norms_with_weights(verb):
+    """Their forward-mode rules cannot be traced, so that forward mode goes another way."""
+    jacobian = verb(lambda x: normalized(x[None])[0])
+    torch._dynamo.reset()
+    compiled = torch.compile(jacobian, fullgraph=True, backend="aot_eager")
+    for point in (x, 2 * x):
+        assert_close(compiled(point), jacobian(point))
 
 
 class Energy(torch.nn.Module):

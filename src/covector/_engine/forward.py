@@ -14,9 +14,7 @@ from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
-from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
-from covector._engine.traced import run_traced
 from covector._tree import Evaluation
 from covector.errors import UnsupportedError
 
@@ -50,9 +48,6 @@ def push(
 
     Not `recorded`, the result is not to be differentiated again.
     """
-    if tracing():
-        with levels.traced_jvp_level() as number:
-            return _pushed(run, list(leaves), dict(zip(chosen, tangents, strict=True)), number)
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         if levels.active() or levels.dual_level_open() or _recorded((*inner, *tangents)):
@@ -117,27 +112,24 @@ def _primal(tensor: Tensor) -> Tensor:
 
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
+    inner, moving = list(leaves), dict(zip(chosen, tangents, strict=True))
     with levels.JvpLevel() as level:
-        return _pushed(run, list(leaves), dict(zip(chosen, tangents, strict=True)), level.number)
-
-
-def _pushed(run: Run, inner: list[Any], moving: dict[int, Tensor], number: int) -> Pushed:
-    """Run the function on the level that was entered, some of its leaves moving."""
-    for index, leaf in enumerate(inner):
-        if index in moving:
-            inner[index] = _dual(leaf, moving[index])
-        elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            # One that is not strided stays as it is, as a tensor that the function captures does.
-            inner[index] = levels.wrap(leaf, number)
-    found, spec, aux, aux_spec = run_traced(run, inner, twice=True) if tracing() else run(inner)
-    outputs: list[Tensor] = []
-    pushed: list[Tensor | None] = []
-    for output in found:
-        primal, tangent = _unpack_dual(output, level=0)
-        outputs.append(levels.unwrap(primal, number))
-        pushed.append(None if tangent is None else levels.unwrap(tangent, number))
-    if aux:
-        aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+        number = level.number
+        for index, leaf in enumerate(inner):
+            if index in moving:
+                inner[index] = _dual(leaf, moving[index])
+            elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                # One that is not strided stays as it is, as a tensor that the function captures does.
+                inner[index] = levels.wrap(leaf, number)
+        found, spec, aux, aux_spec = run(inner)
+        outputs: list[Tensor] = []
+        pushed: list[Tensor | None] = []
+        for output in found:
+            primal, tangent = _unpack_dual(output, level=0)
+            outputs.append(levels.unwrap(primal, number))
+            pushed.append(None if tangent is None else levels.unwrap(tangent, number))
+        if aux:
+            aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
 
 

@@ -6,8 +6,7 @@ body raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from threading import Lock
 from typing import Any, Self
@@ -233,18 +232,6 @@ class DualLevel:
         _shared.leave(joined=self._joined)
         if not self._mode:
             torch._C._set_fwd_grad_enabled(False)
-
-
-@contextmanager
-def traced_jvp_level() -> Iterator[int]:
-    """A level for forward mode while dynamo traces; gives its number."""
-    nested = peer.JVP_NESTING > 0
-    with peer.jvp_increment_nesting() as number, forward_ad._set_fwd_grad_enabled(True):
-        if nested:
-            yield number
-        else:
-            with forward_ad.dual_level():
-                yield number
 
 
 class JvpLevel:

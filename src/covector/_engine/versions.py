@@ -52,7 +52,6 @@ NEEDED = (
     "torch._functorch.eager_transforms._autograd_grad",
     "torch._functorch.eager_transforms._create_differentiable",
     "torch._functorch.eager_transforms.grad_increment_nesting",
-    "torch._functorch.eager_transforms.jvp_increment_nesting",
     "torch._functorch.vmap.lazy_load_decompositions",
     "torch._C._vmapmode_decrement_nesting",
     "torch._C._vmapmode_increment_nesting",
@@ -72,7 +71,6 @@ NEEDED = (
     "torch._VF._make_dual",
     "torch._VF._unpack_dual",
     "torch.autograd.forward_ad._current_level",
-    "torch.autograd.forward_ad._set_fwd_grad_enabled",
     # the autograd graph
     "torch._C._functions.AccumulateGrad._input_metadata",
     "torch._C._functions.UndefinedGrad",
