@@ -33,6 +33,7 @@ INDUCTOR_TARGET = 1.0  # of the fastest peer, from 10,000 inputs on
 DENSE_TARGET = 1e-3  # of dense torch.func at 10,000 inputs
 MEMORY_TARGET = 80e6  # bytes at 100,000 inputs, beyond what was there before
 LARGE = 8_000
+LARGE_COMPILED = 10_000
 PAIRS = 9
 
 
@@ -240,7 +241,7 @@ def repeated_calls(problem: Problem, effort: Effort) -> Iterator[Row]:
     for backend, peer, target in (
         ("eager", "asdex", None),
         ("replay", "asdex", REPLAY_TARGET),
-        ("inductor", fastest, INDUCTOR_TARGET if problem.size >= LARGE else None),
+        ("inductor", fastest, INDUCTOR_TARGET if problem.size >= LARGE_COMPILED else None),
     ):
         call = partial(plan if backend == "eager" else plan.compile(backend), x)
         ratio = compare(call, theirs[peer], pairs=pairs, block=effort.block)

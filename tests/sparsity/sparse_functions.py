@@ -260,6 +260,7 @@ FUNCTIONS = [
     SparseFunction("conv2d with zeros in the kernel", stencil_kernel, (4, 5)),
     SparseFunction("grouped and dilated conv1d", grouped_channels, (2, 6)),
     SparseFunction("transposed conv", lambda x: F.conv_transpose1d(x[None], _TRANSPOSED, stride=2)[0].sin(), (2, 4)),
+    SparseFunction("gated units", lambda x: torch.nn.functional.glu(x.reshape(2, 4)), (8,)),
     SparseFunction("softmax", lambda x: x.softmax(1), (3, 4)),
     SparseFunction("log_softmax", lambda x: x.log_softmax(0), (3, 2)),
     SparseFunction("logsumexp", lambda x: x.logsumexp(1), (3, 4)),

@@ -20,6 +20,7 @@ from covector.errors import (
     ForwardModeWarning,
     OutputError,
     PatternError,
+    RandomnessError,
     UnsupportedError,
 )
 from covector.transforms._plan import Plan
@@ -67,6 +68,7 @@ HESSIANS = {
     "softmax": lambda x: x.softmax(0).square().sum(),
     "relu": lambda x: (torch.relu(x) * x.roll(1) ** 2).sum(),
     "linear": lambda x: x.sum(),
+    "gated units": lambda x: torch.nn.functional.glu(x[:4].reshape(2, 2)).square().sum() + x[4] ** 2,
     "arrow": lambda x: (x[0] * x).sin().sum(),
     "where": lambda x: torch.where(x > 0, x**3, x.roll(1) * x).sum(),
     "gather": lambda x: (x[[0, 2, 4]] ** 2 * x[[1, 3, 1]]).sum(),
@@ -293,7 +295,7 @@ REFUSED = {
     "no scalar": (lambda: covector.hessian_plan(neighbors, X), OutputError, "must return a scalar"),
     "no function": (lambda: covector.sparsity(X), ArgumentTypeError, "must be a function"),
     "vector": (lambda: NEIGHBORS.to_scipy(np.ones(3)), ArgumentValueError, "must have 5 elements"),
-    "no file": (lambda: covector.jacobian_plan.load("nowhere.npz", neighbors, X), ArgumentValueError, "is not a saved plan"),
+    "no file": (lambda: covector.jacobian_plan.load("nowhere.npz", neighbors, X), ArgumentValueError, "there is no file nowhere.npz"),
 }  # fmt: skip
 
 
@@ -588,3 +590,21 @@ def test_a_tree_of_the_same_leaves_is_another_structure(given):
     assert plan({"x": X})["x"].shape == (4, 5)
     with pytest.raises(ArgumentValueError, match="Make a plan for these arguments"):
         plan({"y": X})
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_modes_that_differ_are_told_from_a_wrong_pattern_at_every_point(number):
+    """Not only where random sums of their differences happen to be large."""
+    x = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+    with pytest.warns(ForwardModeWarning, match="different derivatives"):
+        plan = covector.jacobian_plan(without_grad, x)
+    assert plan.mode == "reverse"
+
+
+def test_random_numbers_inside_are_refused_with_what_can_be_done():
+    def noisy(x):
+        return x * torch.rand(3).roll(1).cumsum(0) * torch.nn.functional.dropout(x, 0.5)
+
+    with pytest.raises((RandomnessError, PatternError), match="draws random numbers") as caught:
+        covector.jacobian_plan(noisy, torch.rand(3))
+    assert "randomness=" not in str(caught.value)

@@ -17,7 +17,7 @@ from covector._engine.compiled import outside_graphs
 from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
-from covector.errors import ArgumentValueError, Caller, OutputError, UnsupportedError
+from covector.errors import ArgumentValueError, Caller, OutputError, RandomnessError, UnsupportedError
 from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
 from covector.sparsity.coloring import Coloring
 from covector.sparsity.derivative import Derivative
@@ -214,7 +214,13 @@ class SparsePlan(Plan):
             )
 
     def _applied(self, derivative: LinearMap, groups: list[Tensor]) -> Tensor:
-        products = rows_of(derivative.apply_batch(groups, chunk_size=self.chunk))
+        try:
+            products = rows_of(derivative.apply_batch(groups, chunk_size=self.chunk))
+        except RandomnessError as error:
+            raise RandomnessError(
+                f"{self.derivative.caller}: the function draws random numbers, and each product would see "
+                "its own. Draw them before, and pass them as an argument."
+            ) from error
         return (products.T if self.interleaved else products).reshape(-1)
 
     def _read_off(self, flat: Tensor) -> Tensor:

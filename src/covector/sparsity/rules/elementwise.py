@@ -92,6 +92,20 @@ def _chosen(operation: Operation, condition: Tensor, yes: object, no: object) ->
     return Dependence(ids, sets)
 
 
+def halves(operation: Operation) -> Dependences:
+    """Gated units: an element of one half of an axis, and the one at the same place of the other half."""
+    shape = min((tensor.shape for tensor in operation.call.tensors()), key=lambda shape: shape.numel())
+    axis = operation["dim"]
+    parts: list[Dependence] = []
+    for tensor, dependence in operation.tracked():
+        whole = tensor.shape[axis] != shape[axis]
+        pieces = dependence.ids.chunk(2, axis) if whole else (dependence.ids,)
+        parts += [dependence.with_ids(piece) for piece in pieces]
+    unit = united(parts, parts[0].ids.shape)
+    repeated = unit.with_ids(torch.cat([unit.ids, unit.ids], axis))
+    return [unit if r is not None and r.shape == unit.ids.shape else repeated for r in operation.results]
+
+
 def copy(operation: Operation) -> Dependences:
     """What is copied replaces what was there."""
     source = operation.dependence(operation["src"])
@@ -114,6 +128,7 @@ RULES = {
     "multiply": multiply,
     "where": where,
     "masked_fill": masked_fill,
+    **dict.fromkeys(("glu_jvp", "glu_backward", "glu_backward_jvp"), halves),
     "copy": copy,
     "fill": fill,
     "zero": nothing,
