@@ -295,7 +295,7 @@ REFUSED = {
     "no scalar": (lambda: covector.hessian_plan(neighbors, X), OutputError, "must return a scalar"),
     "no function": (lambda: covector.sparsity(X), ArgumentTypeError, "must be a function"),
     "vector": (lambda: NEIGHBORS.to_scipy(np.ones(3)), ArgumentValueError, "must have 5 elements"),
-    "no file": (lambda: covector.jacobian_plan.load("nowhere.npz", neighbors, X), ArgumentValueError, "there is no file nowhere.npz"),
+    "no file": (lambda: covector.jacobian_plan.load("nowhere.npz", neighbors, X), ArgumentValueError, "is not a saved plan"),
 }  # fmt: skip
 
 

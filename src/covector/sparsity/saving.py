@@ -64,12 +64,8 @@ def read(verb: str, path: Any) -> Saved:
     """What is in a file, checked: the colouring has to be one of the pattern."""
     try:
         facts, arrays = _unpacked(Path(path))
-    except FileNotFoundError as error:
-        raise ArgumentValueError(f"{verb}: there is no file {path}. Write one with plan.save.") from error
-    except Exception as error:  # what a reader says of a stranger's bytes is no advice
-        raise ArgumentValueError(
-            f"{verb}: {path} is not a saved plan. Give the path of a file that plan.save has written."
-        ) from error
+    except Exception as error:  # whatever a reader says of a stranger's bytes
+        raise ArgumentValueError(f"{verb}: {path} is not a saved plan: {error}.") from error
     if facts.get("version") != _VERSION or facts.get("verb") != verb:
         raise ArgumentValueError(
             f"{verb}: {path} holds a {facts.get('verb')} of format {facts.get('version')}; expected a "
