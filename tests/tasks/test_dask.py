@@ -133,8 +133,8 @@ def test_the_script_of_the_page(tmp_path):
     script.write_text(re.findall(r"```python\n(# cluster.py\n.*?)```", page, re.DOTALL)[0])
     run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("(3000, 2000) reverse mode: 3000 rows of 3000 x 2000")
-    assert zarr.open_array(str(tmp_path / "jacobian.zarr"), mode="r").shape == (3000, 2000)
+    assert run.stdout.startswith("(300, 400) reverse mode: 300 rows of 300 x 400")
+    assert zarr.open_array(str(tmp_path / "jacobian.zarr"), mode="r").shape == (300, 400)
 
 
 @pytest.mark.sweep
