@@ -131,7 +131,15 @@ class Fault:
         sys.setprofile(None)
 
 
-ROOMS = ("verify/looks", "verify/examine", "verify/judge", "verify/locate", "diagnose", "report")
+ROOMS = (
+    "verify/looks",
+    "verify/examine",
+    "verify/judge",
+    "verify/locate",
+    "evidence",
+    "diagnose",
+    "report",
+)
 
 
 def of_rooms(code: Any) -> bool:
