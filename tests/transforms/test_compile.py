@@ -1,6 +1,7 @@
 """`covector.compile`: traced once, compared with the eager result, right when something outside changes."""
 
 import functools
+import itertools
 import shutil
 import threading
 import warnings
@@ -283,14 +284,16 @@ def test_what_cannot_be_compiled_is_refused(name):
 
 def test_the_first_result_is_compared():
     """A function that is not one, and a backend that is wrong."""
-    calls = []
+    calls, numbers = [], itertools.count(1)
 
     def counting(x):
         calls.append(1)
         return x * len(calls)
 
-    with pytest.raises(CompiledMismatchError, match="is 1 compiled and 2 eagerly"):
+    with pytest.raises(UntraceableError, match="the length of calls outside of the function changes"):
         replay(counting)(torch.ones(2))
+    with pytest.raises(CompiledMismatchError, match="is 2 compiled and 1 eagerly"):
+        replay(lambda x: x * next(numbers))(torch.ones(2))
 
     def wrong(graph, inputs):
         return lambda *inputs: [result + 1e-6 for result in graph(*inputs)]
@@ -416,3 +419,42 @@ def test_settings_of_modules_are_compared():
         vars(norm).update(change)
         assert_close(fast(x), derivative(x))
     assert len(fast.plans) == 3
+
+
+class _Settings:
+    scale = 2.0
+
+    @functools.cached_property
+    def offset(self):
+        return 0.5
+
+
+def _parts_from_outside():
+    """A function, and changes of what it uses: each adds something, or exchanges what has nothing inside."""
+    tensors, functions, settings = [torch.ones(4, **DOUBLE)], {"f": torch.sin}, _Settings()
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4, **DOUBLE))
+
+    def function(x):
+        total = sum((functions["f"](w * x) * settings.scale).sum() for w in tensors) + settings.offset
+        return total + layers(x).square().sum() + sum(functions.get("more", ()))
+
+    changes = {
+        "a longer list": lambda: tensors.append(torch.full((4,), 2.0, **DOUBLE)),
+        "another builtin": lambda: functions.update(f=torch.cos),
+        "another key": lambda: functions.update(more=(x.sum() * 0 + 1,)),
+        "an attribute that hides one of the class": lambda: setattr(settings, "scale", 5.0),
+        "another layer": lambda: layers.append(torch.nn.Tanh()),
+        "a hook": lambda: layers[0].register_forward_hook(lambda module, args, output: output * 3),
+    }
+    return function, changes
+
+
+@pytest.mark.parametrize("change", _parts_from_outside()[1])
+def test_what_is_added_outside_is_seen(change):
+    """A program that was traced without it is not run again."""
+    function, changes = _parts_from_outside()
+    fast = replay(covector.value_and_jacobian(function))
+    assert_close(fast(x), covector.value_and_jacobian(function)(x))
+    changes[change]()
+    assert_close(fast(x), covector.value_and_jacobian(function)(x))
+    assert len(fast.plans) == 2

@@ -32,6 +32,10 @@ _MOST_ITEMS = 1_000
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
+# Where a module keeps what its call depends on.
+_KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+
+
 class Place(NamedTuple):
     """Where a value stands, and what stood there when it was found."""
 
@@ -89,11 +93,15 @@ def outside_of(function: Any) -> Outside:
             found.skipped.append(f"{place.name or 'a container'} with {len(value)} items")
             found.values.append(place)
             continue
-        inner = list(_inside(value, place.name, seen))
-        if inner:
+        if _may_change(place):
             found.values.append(place)
-            pending.extend(inner)
+        pending.extend(_inside(value, place.name, seen))
     return found
+
+
+def _may_change(place: Place) -> bool:
+    """Whether something else may stand there later. What is made anew at each look cannot be compared."""
+    return getattr(place.get, "func", None) is not _identity and place.get() is place.value
 
 
 def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[Place]:
@@ -111,8 +119,10 @@ def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[
     elif isinstance(value, torch.nn.Module):
         yield from _of_module(value, name)
     elif isinstance(value, dict):
+        yield _length(value, name)
         yield from _of_dict(value, name, list(value))
     elif isinstance(value, list):
+        yield _length(value, name)
         yield from (
             Place(f"{name}[{i}]", functools.partial(value.__getitem__, i), x) for i, x in enumerate(value)
         )
@@ -123,8 +133,20 @@ def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[
     elif hasattr(value, "__wrapped__"):
         yield from _fixed([value.__wrapped__], name)
     elif not isinstance(value, ModuleType) and not _is_library(type(value)):
-        yield from _of_dict(getattr(value, "__dict__", {}), name)
+        attributes = getattr(value, "__dict__", {})
+        yield _length(attributes, name)  # one that is new may hide one of the class
+        yield from _of_dict(attributes, name)
         yield from _of_class(type(value), name)
+
+
+def _length(values: dict[Any, Any] | list[Any], name: str) -> Place:
+    """How many there are."""
+    return Place(f"the length of {name}", values.__len__, len(values))
+
+
+def _parts(module: dict[str, Any]) -> int:
+    """How many attributes, parts and hooks a module has."""
+    return len(module) + sum(len(module[kind]) for kind in _KINDS)
 
 
 def _fixed(values: Sequence[Any], name: str) -> Iterator[Place]:
@@ -169,9 +191,9 @@ def _of_globals(values: dict[str, Any], names: set[str]) -> Iterator[Place]:
 
 def _of_module(module: torch.nn.Module, name: str) -> Iterator[Place]:
     inner = vars(module)
-    for kind in ("_parameters", "_buffers", "_modules"):
-        for place in _of_dict(inner[kind], name):
-            yield place
+    yield Place(f"the parts or hooks of {name}", functools.partial(_parts, inner), _parts(inner))
+    for kind in _KINDS:
+        yield from _of_dict(inner[kind], name)
     own = [key for key in inner if key not in _OF_MODULES]
     for place in _of_dict({key: inner[key] for key in own}, name):
         yield place._replace(get=functools.partial(inner.__getitem__, place.name.rpartition(".")[2]))

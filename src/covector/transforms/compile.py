@@ -254,8 +254,10 @@ class Compiled:
                 call.described(), "", f"{self._backend}, differentiable", 0, perf_counter() - start, (), 0, ()
             )
             return _Entry(plan, None, self._through_dynamo)
+        with torch.no_grad():  # and whatever the function keeps from its first run is there when it is traced
+            expected = call.on_tensors(self.__wrapped__)(*call.tensors)
         program, run, mode, backend = self._made(call)
-        self._verify(call, program, run)
+        self._verify(call, program, run, expected)
         plan = CompiledPlan(
             call.described(),
             mode,
@@ -314,20 +316,16 @@ class Compiled:
             )
         return captured
 
-    def _verify(self, call: _Call, program: Program, run: Run) -> None:
+    def _verify(self, call: _Call, program: Program, run: Run, expected: Any) -> None:
         """The compiled result is the eager one, here and nearby."""
-        function = call.on_tensors(self.__wrapped__)
-        captured = self._captured(program)
-        for tensors in (call.tensors, moved(call.tensors)):
-            try:
-                with torch.no_grad():
-                    expected = function(*tensors)
-            except Exception:
-                if tensors is call.tensors:
-                    raise
-                return  # the function is not defined nearby
-            got = program.result.filled(quietly(run, [*tensors, *captured]))
-            check_same(self._caller, got, expected)
+        captured, near = self._captured(program), moved(call.tensors)
+        check_same(self._caller, program.result.filled(quietly(run, [*call.tensors, *captured])), expected)
+        try:
+            with torch.no_grad():
+                expected = call.on_tensors(self.__wrapped__)(*near)
+        except Exception:
+            return  # the function is not defined nearby
+        check_same(self._caller, program.result.filled(quietly(run, [*near, *captured])), expected)
 
 
 class _Call:
