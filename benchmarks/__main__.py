@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks._board import FULL, QUICK
-from benchmarks._results import FOLDER, ResultsError, Store, moves, read
+from benchmarks._results import FOLDER, ResultsError, Store, moves, read, read_quick
 from benchmarks._run import Run, choose, interruptible
 from benchmarks.areas import AREAS, scoreboard
 
@@ -61,6 +61,8 @@ def main() -> int:
     if options.compare:
         tasks = {(choice.area.name, task.name) for choice in choices for task in choice.tasks}
         found = moves([row for row in before if (row.area, row.task) in tasks], rows)
+        if read_quick(options.compare) != options.quick:
+            print("\none of the two runs is quick: its quartiles are of few repetitions")
         print(f"\nmoved beyond the quartiles since {options.compare}:", *(found or ["nothing"]), sep="\n")
     return 0
 

@@ -119,6 +119,11 @@ def read(path: Path) -> Records:
         raise ResultsError(f"{path}: damaged ({type(error).__name__}: {error}). Measure again.") from error
 
 
+def read_quick(path: Path) -> bool:
+    """Whether a file is of a quick run."""
+    return bool(json.loads(path.read_text(encoding="utf-8")).get("quick"))
+
+
 def _record(saved: dict[str, Any]) -> Record:
     rows = [Row(**row) for row in saved["rows"]]
     return Record(saved["environment"], saved["seconds"], saved["done"], rows)
