@@ -59,6 +59,7 @@ def _figure(lines: Sequence[Line], scale: float, label: str) -> Any:
         panel.set_ylabel(label)
         panel.grid(True, which="major", color="#dddddd", linewidth=0.6)
         panel.legend(fontsize=7.5, loc="upper left", frameon=True, framealpha=0.85, edgecolor="none")
+        _ticks(panel)
         _room_for_the_legend(panel)
     for panel in list(panels)[len(curves) :]:
         panel.set_axis_off()
@@ -75,6 +76,18 @@ def _plot(panel: Any, line: Line, scale: float) -> None:
         line.sizes, amounts, style, color=color, marker=marker, markersize=4, linewidth=width,
         label=f"{line.side}{fitted}", zorder=3 if line.side == OURS else 2,
     )  # fmt: skip
+
+
+def _ticks(panel: Any) -> None:
+    """Powers of ten; over less than two of them, also twice and five times, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    low, high = panel.get_xlim()
+    if high < 100 * low:
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
 
 
 def _room_for_the_legend(panel: Any) -> None:
