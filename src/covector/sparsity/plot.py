@@ -28,7 +28,7 @@ def plot(pattern: SparsityPattern, coloring: Coloring | None, axes: Any) -> Any:
         _draw(axes, pattern.shape, pattern.rows, pattern.indices, "black", repr(pattern))
         return axes
     if axes is None:
-        axes = pyplot.subplots(1, 2, figsize=(10, 5))[1]
+        axes = pyplot.subplots(1, 2, figsize=(11, 5.5), layout="constrained")[1]
     groups, positions, compressed = coloring.layout(pattern)
     _draw(axes[0], pattern.shape, pattern.rows, pattern.indices, groups, repr(coloring))
     title = f"what {coloring.products} products return"
@@ -41,6 +41,7 @@ def _draw(axes: Any, shape: tuple[int, int], rows: Any, columns: Any, colors: An
     axes.scatter(
         columns, rows, c=colors, s=size, marker="s", cmap="tab20" if not isinstance(colors, str) else None
     )
-    axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5), title=title)
+    axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5))
+    axes.set_title(title, fontsize="medium")
     if max(shape) <= 4 * min(shape):
         axes.set_aspect("equal")
