@@ -58,7 +58,7 @@ class Gathered:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._chunks: list[Tensors] = []
+        self._chunks: dict[int, Tensors] = {}
         self._whole: Tensors | None = None
 
     @property
@@ -71,7 +71,7 @@ class Gathered:
         if not self.any and self._may_write(images):
             self._whole = [image.new_empty((self._count, *image.shape[1:])) for image in images]
         if self._whole is None:
-            self._chunks.append(images)
+            self._chunks[start] = images
         else:
             for whole, image in zip(self._whole, images, strict=True):
                 whole[start : start + image.shape[0]] = image
@@ -84,7 +84,9 @@ class Gathered:
 
     def whole(self) -> Tensors:
         """All of them, stacked along the first axis."""
-        return self._whole if self._whole is not None else joined(self._chunks)
+        if self._whole is not None:
+            return self._whole
+        return joined([self._chunks[start] for start in sorted(self._chunks)])  # they come in any order
 
 
 def released(images: Tensors) -> Tensors:

@@ -258,15 +258,19 @@ def test_a_device_that_is_full() -> None:
     assert isinstance(caught.value, StorageError)
 
 
-def test_the_command_without_room(tmp_path: Path, monkeypatch: Any, capsys: Any, request: Any) -> None:
+def test_the_command_without_room(tmp_path: Path) -> None:
     """The verdicts are shown all the same, and what could not be written is said."""
     (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
-    monkeypatch.chdir(tmp_path)
-    request.getfixturevalue("small_files")
-    assert cli.main(["check", "cases.py", "--jobs", "1", "--html", "pages"]) == 2
-    said = capsys.readouterr()
-    assert "PASSED        cases.py::sin" in said.out
-    assert "could not be written: File too large" in said.err
+
+    def no_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+    command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "1", "--html", "pages"]
+    ended = subprocess.run(command, cwd=tmp_path, preexec_fn=no_room, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "PASSED        cases.py::sin" in ended.stdout
+    assert "could not be written: File too large" in ended.stderr
     assert not list((tmp_path / "pages").iterdir())
 
 

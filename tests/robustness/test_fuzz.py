@@ -168,6 +168,8 @@ KEPT = [
     Example("functional.jacobian", inputs=(Leaf(()),), function=Function(end="sparse")),
     # Nothing to look at.
     Example("gradcheck", inputs=(NO_NUMBERS,), function=Function("backward in place")),
+    # Inputs of which one has no gradient.
+    Example("gradgradcheck", inputs=(Leaf(), Leaf()), function=Function("detach", "the first, as it is")),
     # A function that does something else the next time.
     Example("gradgradcheck", function=Function("sin", "tensor", "returns None", 2)),
     Example("jacobian_plan", function=Function("flip", "tensor", "changes shape", 7)),

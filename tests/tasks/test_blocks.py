@@ -20,6 +20,7 @@ from executor_functions import (
 )
 
 import covector
+from covector._images import Gathered
 from covector._tasks import sending
 from covector.errors import (
     ArgumentTypeError,
@@ -406,3 +407,13 @@ def test_pools_of_processes(tmp_path):
     found = covector.jacobian(killed_at_the_fifth_run, chunk_size=8, out=out)(POINT, str(runs))
     assert np.array_equal(found, expected.numpy())
     assert len(list(runs.iterdir())) == 5 + 1 + 1 + 2
+
+
+def test_blocks_stand_in_their_order_whichever_comes_first():
+    """Also while another thread has a dual level open, which is one for the whole process."""
+    rows = torch.arange(4.0)[:, None]
+    with torch.autograd.forward_ad.dual_level():
+        gathered = Gathered(4)
+        gathered.add(2, [rows[2:]])
+        gathered.add(0, [rows[:2]])
+    assert torch.equal(gathered.whole()[0], rows)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart
+from covector._chart import Chart, is_strided
 from covector._engine import reverse
 from covector._images import Directions
 from covector._linear import LinearMap
@@ -84,7 +84,7 @@ class Rows(LinearMap):
         """The Jacobian."""
         outputs = self.evaluation.outputs
         count = sum(output.numel() for output in outputs)
-        if count == 1 == len(outputs):  # one run of the backward: a plan would take longer
+        if count == 1 == len(outputs) and is_strided(outputs[0]):  # a plan would take longer
             row = self.apply([torch.ones_like(outputs[0])])
             return [[image.reshape((*outputs[0].shape, *image.shape)) for image in row]]
         inputs = sum(variable.numel() for variable in self._recording.variables)

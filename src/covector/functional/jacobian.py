@@ -97,8 +97,7 @@ def _warn_without_graph(call: Call, outputs: Sequence[Tensor]) -> None:
 
 
 def _accept_real(call: Call, evaluation: Evaluation) -> None:
-    """A row belongs to one real number of a strided tensor, so no output may be complex, or sparse."""
-    accept_dense(call, evaluation)
+    """A row belongs to one real number, so no output may be complex."""
     for position, output in enumerate(evaluation.outputs):
         if output.is_complex():
             raise OutputError(

@@ -194,7 +194,7 @@ class Problem:
     def output_names(self) -> list[str]:
         """How a person would write each output."""
         if self._first is not None:
-            return [f"grad_{name}" for name in self._first.input_names]
+            return [f"grad_{self._first.input_names[i]}" for i in self.kept]
         single = isinstance(self._returned, tuple) and len(self._returned) == 1
         names = leaf_paths(self._returned[0] if single else self._returned, "output")
         return [names[i] for i in self.kept]

@@ -37,10 +37,10 @@ _BOTH_SIDES = "the product rule: the input stands on both sides of a product, as
 
 def _symmetrised(s: Suspect) -> str:
     """An output that is symmetric in two axes takes the cotangent and its transpose; only one was taken."""
-    for i, j in combinations(range(len(s.outputs.shape or ())), 2):
-        turned = _turned(s, s.numeric, i, j)
-        if not _axes(s) or s.outputs.shape is None or s.outputs.shape[i] != s.outputs.shape[j]:
+    for i, j, _ in _pairs(s):
+        if s.outputs.shape is None or j >= len(s.outputs.shape) or s.outputs.shape[i] != s.outputs.shape[j]:
             continue
+        turned = _turned(s, s.numeric, i, j)
         both = s.analytic + _turned(s, s.analytic, i, j)
         for times, what in ((1.0, "the cotangent alone"), (0.5, "twice the cotangent")):
             if s.same(turned, s.numeric) and s.same(times * both, s.numeric):
