@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from covector._engine.levels import GradLevel, unwrap, wrap
+from covector._engine.levels import DualLevel, GradLevel, unwrap, wrap
 from covector.errors import first_sentence
 from covector.kernels import limits
 from covector.kernels.bench import Bench, Sample
@@ -87,14 +87,14 @@ def _batched(bench: Bench, name: str) -> Iterator[Row]:
 
 def pushed(subject: Subject, leaves: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The derivative of each output along the tangents, by forward mode."""
-    with forward_ad.dual_level():
+    with DualLevel():  # which threads share
         duals = [
-            forward_ad.make_dual(leaf.detach(), tangent) if tangent is not None else leaf
+            forward_ad.make_dual(leaf.detach(), tangent, level=0) if tangent is not None else leaf
             for leaf, tangent in zip(leaves, tangents, strict=True)
         ]
         outputs = subject(duals)
         return [
-            forward_ad.unpack_dual(output).tangent if is_differentiable(output) else None
+            forward_ad.unpack_dual(output, level=0).tangent if is_differentiable(output) else None
             for output in outputs
         ]
 
