@@ -1,5 +1,6 @@
 """Backwards that differ from run to run, beside torch's verdict, and what `nondet_tol` bounds."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -240,3 +241,27 @@ def test_scattered_cotangents(shape: tuple[int, ...], batch: bool, fast: bool) -
         )
         layouts.append(set(seen))
     assert layouts[0] == layouts[1]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_a_custom_backward_of_many_numbers_takes_no_memory_for_a_matrix(factor):
+    """Neither a right nor a wrong one: a square matrix of them would take 72 MB."""
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return factor * grad * ctx.saved_tensors[0].cos()
+
+    x = torch.linspace(-1, 1, 3000, dtype=torch.float64, requires_grad=True)
+    tracemalloc.start()
+    try:
+        assert covector.gradcheck(Sine.apply, x, raise_exception=False) is (factor == 1.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * 2**20

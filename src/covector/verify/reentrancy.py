@@ -171,7 +171,9 @@ def _of_one_map(run: CheckRun, rows: _Rows) -> bool:
     units = [unit(run.problem.outputs.size, row).numpy() for row in rows.chosen]
     vectors = np.stack([*run.reverse.cotangents, *units])
     images = np.stack([*run.reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)])
-    left, sizes, _ = np.linalg.svd(vectors)
+    # Few vectors of many numbers: their triangular factor has the same sums, and is small.
+    _, triangular = np.linalg.qr(vectors.T)
+    left, sizes, _ = np.linalg.svd(triangular.T)
     sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
     with np.errstate(all="ignore"):
         off, size = abs(sums_to_zero @ images), abs(sums_to_zero) @ abs(images)
