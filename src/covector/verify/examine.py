@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from covector.verify.analytic import Analytic
 from covector.verify.looks import Look
 from covector.verify.numeric import Numeric
 from covector.verify.tolerance import Tolerance
+
+# Some of the cells of a look, or all of them.
+Cells = np.ndarray | Literal[True]
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,17 @@ class Examiner:
             found.append(self._suspicious(part, steps, differences, noise, which))
         return _joined(found), visible + look.share * self.tol.atol
 
-    def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, np.ndarray]]:
+    def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, Cells]]:
         """What is differenced at once: some groups, their noise, the length of a step, and its cells."""
         noise, size = self.noise(look), self.numeric.columns_at_once
         for length, which in self._lengths(look, noise):
-            if len(look) <= size and which.all():
+            if which is True and len(look) <= size:
                 yield look, noise, length, which
                 continue
-            groups = np.flatnonzero(which.any(1))
+            groups = np.arange(len(look)) if which is True else np.flatnonzero(which.any(1))
             for start in range(0, len(groups), size):
                 some = groups[start : start + size]
-                yield look.part(some), noise[some], length, which[some]
+                yield look.part(some), noise[some], length, which is True or which[some]
 
     def doubled(self, suspects: Suspects) -> Suspects | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
@@ -125,7 +128,7 @@ class Examiner:
         with np.errstate(all="ignore"):
             return look.cells(self.analytic.cotangents, differences) - look.expected(self.analytic, steps)
 
-    def _lengths(self, look: Look, noise: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    def _lengths(self, look: Look, noise: np.ndarray) -> list[tuple[float, Cells]]:
         """The lengths of steps, and the cells in which each is the first to show a wrong entry.
 
         Where none does, it is the usual one. Of many groups all have one length: another costs runs of each.
@@ -133,11 +136,9 @@ class Examiner:
         with np.errstate(all="ignore"):
             # A little more, for the rounding of steps.
             needed = 1.001 * noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
-        if len(look) > 1 or self.numeric.columns_are_cheap:
-            needed = np.full_like(needed, needed.max())
-        lengths = list(look.lengths)
-        if (needed <= lengths[0]).all():
-            return [(lengths[0], np.ones(noise.shape, dtype=bool))]
+        lengths, most = list(look.lengths), needed.max()
+        if most <= lengths[0] or len(look) > 1 or self.numeric.columns_are_cheap:
+            return [(next((length for length in lengths if most <= length), 1.0), True)]
         chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
         return [(float(length), chosen == length) for length in np.unique(chosen)]
 
@@ -147,7 +148,7 @@ class Examiner:
         steps: np.ndarray,
         differences: np.ndarray,
         noise: np.ndarray,
-        which: np.ndarray,
+        which: Cells,
         plain: np.ndarray | None = None,
     ) -> Suspects | None:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed.
@@ -191,8 +192,8 @@ class Examiner:
 def _joined(parts: Sequence[Suspects | None]) -> Suspects | None:
     """The suspects of all chunks of a look, worst first."""
     some = [part for part in parts if part is not None]
-    if not some:
-        return None
+    if len(some) <= 1:
+        return some[0] if some else None
     groups, weights = (
         np.concatenate([getattr(part.look, name) for part in some]) for name in ("groups", "weights")
     )

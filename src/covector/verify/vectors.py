@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covector._chart import Chart, Sampled, one_number, real_ones, reordered
 from covector.verify import constants
+from covector.verify.leaves import same_bits
 
 # In an uneven vector, the share of ones and the length of a run of zeros.
 _ONES = 0.05
@@ -106,7 +107,7 @@ class Cotangent(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of some outputs. A backward may write to what it is given, so its tensors are made anew."""
+    """Cotangents of some outputs. A backward may write to what it is given: it is sent copies."""
 
     rows: Tensor
     """In coordinates: v at random, and the others."""
@@ -118,14 +119,24 @@ class Cotangents(NamedTuple):
     """By what vectors are multiplied to see whether large ones are treated otherwise."""
     others: tuple[Cotangent, ...]
     """What a backward may treat in a way of its own."""
+    kept: tuple[list[Tensor], list[Tensor]] | None = None
+    """The tensors of v times the factor, and of the small one, where they are few numbers."""
 
     def sent(self, chart: Chart | Sampled) -> list[Tensor]:
-        """The tensors of v as it is sent."""
+        """The tensors of v as it is sent, new ones."""
+        if self.kept is not None:
+            return [tensor.clone() for tensor in self.kept[0]]
         return chart.from_coords(self.rows[0] * self.factor)
 
     def sent_small(self, chart: Chart | Sampled) -> list[Tensor]:
-        """The tensors of -v, many times smaller."""
+        """The tensors of -v, many times smaller, new ones."""
+        if self.kept is not None:
+            return [tensor.clone() for tensor in self.kept[1]]
         return chart.from_coords(self.rows[0] / -self.shrink)
+
+    def unchanged(self, chart: Chart | Sampled, sent: list[Tensor]) -> bool:
+        """Whether nobody wrote to the tensors of v that were sent."""
+        return all(map(same_bits, sent, self.sent(chart) if self.kept is None else self.kept[0]))
 
 
 def cotangents_of(
@@ -156,6 +167,12 @@ def _made_cotangents(
     return Cotangents(stacked([even, *(one.row for one in others)]), factor, shrink, large, others)
 
 
+@lru_cache(maxsize=128)
+def _kept_cotangents(chart: Chart, seed: int, varied: bool, few_digits: bool, half: bool) -> Cotangents:
+    made = _made_cotangents(chart, seed, varied, few_digits, half)
+    return made._replace(kept=(made.sent(chart), made.sent_small(chart)))
+
+
 def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tuple[Cotangent, ...]:
     """Each cotangent varies several things at once; where one disagrees, they are taken apart."""
     if chart.size == 0:
@@ -170,6 +187,3 @@ def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tu
         Cotangent(uneven, "with numbers of many sizes, and zeros", factor=large, recorded=True),
         Cotangent(single, "with one number that is not zero", reordered=True),
     )
-
-
-_kept_cotangents = lru_cache(maxsize=128)(_made_cotangents)
