@@ -263,7 +263,9 @@ def test_pages_and_data_of_failures(runs, folder):
     assert outcomes["saved"] == "failed"
     assert outcomes["hangs"] == "timed out"
     saved = next(result for result in data["results"] if result["name"] == "saved")
-    assert [report["outcome"] for report in saved["reports"]] == ["passed", "failed"]
+    reports = [covector.Report.from_dict(report) for report in saved["reports"]]
+    assert [report.outcome for report in reports] == ["passed", "failed"]
+    assert str(reports[1]) == saved["text"]
 
 
 def test_chosen_cases_as_json_on_standard_output(folder, monkeypatch, capsys):

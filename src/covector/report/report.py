@@ -111,6 +111,28 @@ class Report:
         """The report as JSON; numbers that are not finite are written as strings."""
         return json.dumps(finite(self.to_dict()), indent=2)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """The report that `to_dict` gave; its function and its tensors are not part of the data.
+
+        Raises:
+            ArgumentValueError: The data are not those of a report, or of another version of the format.
+        """
+        from covector.report.reading import report_from
+
+        return report_from(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` gave. The text is read as data: nothing in it is run.
+
+        Raises:
+            ArgumentValueError: The text is not that of a report, or of another version of the format.
+        """
+        from covector.report.reading import report_from_text
+
+        return report_from_text(text)
+
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that shows the report, both Jacobians and the suspects step by step.
 
