@@ -46,20 +46,17 @@ class Batching:
         return Batching(rung, (*self.reasons, f"{self.rung}: {reason}"))
 
 
-_AT_THE_TOP = Batching()
-
-
 class LinearMap:
     """u -> J u, or v -> J^T v, at one point; `label` says by which mode."""
 
     label: str
     evaluation: Evaluation
+    batching = Batching()
     _refuses_draws = True
     _batch_failures: tuple[type[Exception], ...] = (RuntimeError, TypeError)
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self.batching = _AT_THE_TOP
 
     def apply(self, direction: Tensors) -> Tensors:
         """The image of one direction."""
@@ -178,7 +175,7 @@ class Pullback(LinearMap):
 
     def apply_last(self, direction: Tensors) -> Tensors:
         """The image of one direction, after which the graph may be gone."""
-        return self.apply(direction, keep=False)
+        return self._recording.pull(direction, keep=False)
 
 
 class NoForwardRule(Exception):

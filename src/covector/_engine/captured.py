@@ -67,8 +67,9 @@ _MOST = 1000
 
 def captured(function: Any) -> Found:
     """The tensors in a function's closure, defaults and globals, and in modules and containers there."""
-    if type(function) is FunctionType and _is_closed(function):
-        return Found([], _code_of(function).writes)
+    writes = _writes_of_closed(function) if type(function) is FunctionType else None
+    if writes is not None:
+        return Found([], writes)
     search = _Search(function)
     found: list[Captured] = []
     seen = set()
@@ -86,16 +87,22 @@ def captured(function: Any) -> Found:
     return Found(found, search.writes)
 
 
-def _is_closed(function: FunctionType) -> bool:
-    """Whether a function has nothing but libraries from outside."""
+def _writes_of_closed(function: FunctionType, depth: int = 0) -> Writes | None:
+    """What a function writes that has nothing but libraries, and such functions, from outside; else None."""
     if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
-        return False
-    outside = function.__globals__
-    for key in _code_of(function).globals:
+        return None
+    code, outside = _code_of(function), function.__globals__
+    writes = code.writes
+    for key in code.globals:
         value = outside.get(key)
-        if value is not None and not (type(value) is ModuleType and _is_library(value.__name__)):
-            return False
-    return True
+        if type(value) is FunctionType and depth < _DEEPEST:
+            inner = _writes_of_closed(value, depth + 1)
+            if inner is None:
+                return None
+            writes = max(writes, inner)
+        elif value is not None and not (type(value) is ModuleType and _is_library(value.__name__)):
+            return None
+    return writes
 
 
 class _Search:

@@ -35,24 +35,14 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
-    __slots__ = (
-        "_connected",
-        "_eager",
-        "_leaves",
-        "_linked",
-        "custom",
-        "dead_end",
-        "once",
-        "shared",
-        "since",
-        "singly",
-    )
+    # What few runs have; one that has it says so itself.
+    custom = dead_end = once = shared = singly = False
+    _linked = False
+    _eager: levels.EagerTensors | None = None
 
     def __init__(self) -> None:
-        self.since, self.shared = lasting(), False
+        self._since = _lasting
         self._connected = torch.is_grad_enabled()
-        self._linked = False
-        self.dead_end = self.once = self.custom = self.singly = False
         self._leaves: list[Tensor] = []
 
     @classmethod
@@ -63,12 +53,14 @@ class PlainScope:
         return scope
 
     def __enter__(self) -> Self:
-        self._eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
+        if torch.is_inference_mode_enabled():
+            self._eager = levels.EagerTensors().__enter__()
         torch._C._set_grad_enabled(True)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.shared = lasting() != self.since
+        if _lasting != self._since:
+            self.shared = True
         for leaf in self._leaves:
             graph.close_leaf(leaf)
         torch._C._set_grad_enabled(self._connected)
@@ -78,9 +70,11 @@ class PlainScope:
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
         inner = list(leaves)
+        alone = forward_ad._current_level < 0
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                inner[index] = self._stand_in(leaf)
+                simple = alone and not leaf.requires_grad and not leaf.is_inference()
+                inner[index] = leaf.detach() if simple else self._stand_in(leaf)
         for index in chosen:
             tensor = inner[index]
             # Connected to the caller's graph already: a new node of that graph is enough.
@@ -94,8 +88,6 @@ class PlainScope:
         if self._connected and tensor.requires_grad:
             self._linked = True
             return tensor
-        if forward_ad._current_level < 0 and not tensor.is_inference():
-            return tensor.detach()
         return detached(tensor, keep_graph_of_tangent=self._connected)
 
     def track(self, tensor: Tensor) -> Tensor:
@@ -129,6 +121,8 @@ class PlainScope:
             self._linked = self._linked or found.outside
             if self._connected and found.outside:
                 return output
+        if forward_ad._current_level < 0:
+            return output.detach()
         return detached(output, keep_graph_of_tangent=self._connected)
 
     def _note(self, found: graph.Survey) -> None:
@@ -140,7 +134,7 @@ class PlainScope:
 
     def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
         """What was pulled back from outputs to a variable (`related`), as the caller may have it."""
-        return self.close(pulled)
+        return self.close(pulled) if pulled.requires_grad else pulled
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor with its graph only if that leads to something of the caller's."""
@@ -156,8 +150,6 @@ class OpenScope(PlainScope):
 
     To be entered with grad mode on.
     """
-
-    __slots__ = ()
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         return detached(tensor) if tensor.is_inference() else super()._stand_in(tensor)
@@ -197,8 +189,6 @@ class LastingScope(PlainScope):
     It may be asked where grad mode is on again, and when the run that it was made in is over.
     """
 
-    __slots__ = ()
-
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         _count_pullback()
@@ -230,29 +220,18 @@ def released(tensor: Tensor) -> Tensor:
 class LevelScope:
     """Reverse mode on a nesting level, inside another transform."""
 
-    __slots__ = (
-        "_eager",
-        "_grad_enabled",
-        "_level",
-        "custom",
-        "dead_end",
-        "once",
-        "shared",
-        "since",
-        "singly",
-    )
+    custom = dead_end = once = shared = singly = False
 
     def __enter__(self) -> Self:
-        self.since, self.shared = lasting(), False
+        self._since = _lasting
         self._eager = levels.EagerTensors().__enter__()
         self._level = levels.GradLevel().__enter__()
-        self.dead_end = self.once = self.custom = self.singly = False
         self._grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.shared = lasting() != self.since
+        self.shared = _lasting != self._since
         torch._C._set_grad_enabled(self._grad_enabled)
         self._level.__exit__(*exception)
         self._eager.__exit__(*exception)
@@ -299,6 +278,6 @@ Scope: TypeAlias = PlainScope | LevelScope | TracedScope
 
 
 def scope_here(at_top: type[PlainScope] = PlainScope) -> AbstractContextManager[Scope]:
-    if tracing():
-        return traced_scope()
-    return LevelScope() if levels.active() else at_top()
+    if not levels.active():
+        return at_top()
+    return traced_scope() if tracing() else LevelScope()
