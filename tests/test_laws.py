@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +15,8 @@ from torch.utils import _pytree as registry
 import covector
 from cases import CASES, Case
 from covector._chart import Chart
+from covering import halved
+from watched import marks
 
 pytestmark = [
     # Where torch has no forward-mode rule covector goes around, and says so; here only the law counts.
@@ -155,30 +156,7 @@ VERBS: dict[str, Callable[[Case, Any], Any]] = {
 REAL_INPUTS = ("jacrev", "jacfwd", "hessian")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a transform could change about a tensor."""
-
-    values: bytes
-    version: int
-    requires_grad: bool
-    grad: bytes | None
-    is_leaf: bool
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Snapshot:
-        """The state of this tensor now."""
-        grad = None if tensor.grad is None else _bytes(tensor.grad)
-        return cls(_bytes(tensor), tensor._version, tensor.requires_grad, grad, tensor.is_leaf)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
-
-
-@pytest.mark.parametrize("tracked", [False, True], ids=["plain", "requiring grad"])
-@pytest.mark.parametrize("verb", VERBS)
-@every_case
+@pytest.mark.parametrize(("case", "verb", "tracked"), halved(CASES, list(VERBS), [False, True]), ids=str)
 def test_inputs_are_bit_identical_afterwards(case: Case, verb: str, tracked: bool) -> None:
     """Values, version counter, requires_grad, grad and the inputs' own identity stay as they were."""
     primals = case.primals()
@@ -186,13 +164,13 @@ def test_inputs_are_bit_identical_afterwards(case: Case, verb: str, tracked: boo
     for leaf in leaves:
         leaf.requires_grad_(tracked)
         leaf.grad = torch.ones_like(leaf) if tracked else None
-    before = [Snapshot.of(leaf) for leaf in leaves]
+    before = marks(leaves)
     if verb in REAL_INPUTS and any(leaf.is_complex() for leaf in leaves):
         with pytest.raises(TypeError, match="is complex"):
             VERBS[verb](case, primals)
     else:
         VERBS[verb](case, primals)
-    assert [Snapshot.of(leaf) for leaf in leaves] == before
+    assert marks(leaves) == before
     assert all(a is b for a, b in zip(registry.tree_leaves(primals), leaves, strict=True))
 
 

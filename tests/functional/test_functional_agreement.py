@@ -1,6 +1,7 @@
-"""Every verb, with every flag, gives what torch.autograd.functional gives."""
+"""Every verb, with every flag, gives what torch.autograd.functional gives.
 
-import itertools
+Each sample meets every pair of values of the flags; all three together are left to the sweep.
+"""
 
 import pytest
 import torch
@@ -9,14 +10,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cases import Draw
 from covector.errors import OutputError, StrictError
+from covering import halved
 from functional_table import LIBRARIES, NUMBERS, VECTORS, assert_same, outcome, total
 
-FLAGS = list(itertools.product([False, True], repeat=3))
-IDS = ["-".join(["graph"] * g + ["strict"] * s + ["leaf"] * r) or "plain" for g, s, r in FLAGS]
+EITHER = (False, True)
 
-flags = pytest.mark.parametrize(("create_graph", "strict", "requires_grad"), FLAGS, ids=IDS)
 vectors = pytest.mark.parametrize("sample", VECTORS, ids=repr)
 numbers = pytest.mark.parametrize("sample", NUMBERS, ids=repr)
+
+
+def with_flags(samples, *flags):
+    """Samples with the values of flags."""
+    return pytest.mark.parametrize(("sample", *flags), halved(samples, *[EITHER] * len(flags)), ids=repr)
+
+
+three_flags = ("create_graph", "strict", "requires_grad")
 
 
 def drawn_like(tensors, name):
@@ -43,7 +51,11 @@ def both(sample, requires_grad, act):
 
 def assert_agree(sample, requires_grad, act):
     """The results agree; and where torch's can be differentiated, so can ours, with the same gradient."""
-    (theirs, their_inputs), (ours, our_inputs) = both(sample, requires_grad, act)
+    assert_both_agree(both(sample, requires_grad, act), requires_grad)
+
+
+def assert_both_agree(results, requires_grad):
+    (theirs, their_inputs), (ours, our_inputs) = results
     assert_same(ours, theirs)
     if isinstance(theirs, Exception) or not requires_grad or total(theirs) is None:
         return
@@ -61,16 +73,16 @@ def is_refused_for_emptiness(result):
 
 def assert_matrices_agree(sample, requires_grad, act):
     """As `assert_agree`, with matrices that torch cannot make."""
-    (theirs, _), (ours, _) = both(sample, requires_grad, act)
+    (theirs, _), (ours, _) = results = both(sample, requires_grad, act)
     if is_refused_for_emptiness(theirs):
         assert isinstance(ours, StrictError) or any(x.numel() == 0 for x in tree_leaves(ours))
     else:
-        assert_agree(sample, requires_grad, act)
+        assert_both_agree(results, requires_grad)
 
 
 def assert_batches_agree(sample, requires_grad, act):
     """As `assert_agree`, where torch can batch; its batches lose the graph of some custom Functions."""
-    (theirs, _), (ours, _) = both(sample, requires_grad, act)
+    (theirs, _), (ours, _) = results = both(sample, requires_grad, act)
     assert not isinstance(ours, Exception)
     if isinstance(theirs, Exception):
         assert isinstance(theirs, RuntimeError | IndexError)
@@ -80,11 +92,10 @@ def assert_batches_agree(sample, requires_grad, act):
         torch.testing.assert_close(ours, theirs)
         assert sample.name.startswith("case custom")
     else:
-        assert_agree(sample, requires_grad, act)
+        assert_both_agree(results, requires_grad)
 
 
-@flags
-@vectors
+@with_flags(VECTORS, *three_flags)
 def test_vjp(sample, create_graph, strict, requires_grad):
     """The value and the product from the left."""
 
@@ -95,8 +106,7 @@ def test_vjp(sample, create_graph, strict, requires_grad):
     assert_agree(sample, requires_grad, act)
 
 
-@flags
-@vectors
+@with_flags(VECTORS, *three_flags)
 def test_jvp(sample, create_graph, strict, requires_grad):
     """The value and the product from the right."""
 
@@ -115,8 +125,7 @@ def test_jvp(sample, create_graph, strict, requires_grad):
 
 
 @pytest.mark.filterwarnings("ignore::covector.errors.NoGraphWarning")
-@flags
-@vectors
+@with_flags(VECTORS, *three_flags)
 def test_jacobian(sample, create_graph, strict, requires_grad):
     """The Jacobian, by default."""
 
@@ -126,9 +135,7 @@ def test_jacobian(sample, create_graph, strict, requires_grad):
     assert_matrices_agree(sample, requires_grad, act)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("create_graph", [False, True])
-@vectors
+@with_flags(VECTORS, "create_graph", "requires_grad")
 @pytest.mark.filterwarnings("ignore::covector.errors.NoGraphWarning")
 def test_jacobian_vectorized(sample, create_graph, requires_grad):
     """The Jacobian with `vectorize`, where torch can."""
@@ -139,8 +146,7 @@ def test_jacobian_vectorized(sample, create_graph, requires_grad):
     assert_batches_agree(sample, requires_grad, act)
 
 
-@flags
-@numbers
+@with_flags(NUMBERS, *three_flags)
 @pytest.mark.parametrize("verb", ["hvp", "vhp"])
 def test_hessian_products(verb, sample, create_graph, strict, requires_grad):
     """The value and the product with the Hessian, from either side."""
@@ -152,8 +158,7 @@ def test_hessian_products(verb, sample, create_graph, strict, requires_grad):
     assert_agree(sample, requires_grad, act)
 
 
-@flags
-@numbers
+@with_flags(NUMBERS, *three_flags)
 def test_hessian(sample, create_graph, strict, requires_grad):
     """The Hessian, by default."""
 
@@ -163,9 +168,7 @@ def test_hessian(sample, create_graph, strict, requires_grad):
     assert_matrices_agree(sample, requires_grad, act)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("create_graph", [False, True])
-@numbers
+@with_flags(NUMBERS, "create_graph", "requires_grad")
 def test_hessian_vectorized(sample, create_graph, requires_grad):
     """The Hessian with `vectorize`, where torch can."""
 

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import covector
 from covector import _files, cli
 from covector.errors import StorageError
 from covector.verify import forgiving
+from forked import printed
 from fuzzed import Wrong
 from watched import Counted, marks, state
 
@@ -216,9 +218,12 @@ def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: 
 # --- disks
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file may grow beyond 4 KB, which is what a full disk looks like to who writes."""
+    """No file may grow beyond 4 KB, which is what a full disk looks like to who writes.
+
+    No fixture, which would still hold while pytest writes its progress, perhaps to a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -230,24 +235,23 @@ def small_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("old", [None, "the page of yesterday"])
-def test_a_page_for_which_there_is_no_room(old: str | None, tmp_path: Path, request: Any) -> None:
+def test_a_page_for_which_there_is_no_room(old: str | None, tmp_path: Path) -> None:
     """The error is ours, the old page is as it was, and nothing else is left."""
     report = covector.check(wrong_entries, point())
     page = tmp_path / "page.html"
     if old is not None:
         page.write_text(old)
-    request.getfixturevalue("small_files")
-    with pytest.raises(StorageError, match=r"page\.html could not be written: File too large"):
+    message = r"page\.html could not be written: File too large"
+    with small_files(), pytest.raises(StorageError, match=message):
         report.to_html(page)
     assert [path.name for path in tmp_path.iterdir()] == ([] if old is None else ["page.html"])
     assert old is None or page.read_text() == old
 
 
-def test_a_plan_for_which_there_is_no_room(tmp_path: Path, request: Any) -> None:
+def test_a_plan_for_which_there_is_no_room(tmp_path: Path) -> None:
     x = torch.rand(3000)
     plan = covector.jacobian_plan(lambda x: x[torch.randperm(3000)] * x, x, verify=False)
-    request.getfixturevalue("small_files")
-    with pytest.raises(StorageError):
+    with small_files(), pytest.raises(StorageError):
         plan.save(tmp_path / "plan.npz")
     assert not list(tmp_path.iterdir())
 
@@ -353,10 +357,7 @@ def limited(limit: int, memory: str) -> list[str]:
     program = textwrap.dedent(LIMITED).replace("MEMORY", repr(memory))
     used = "int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()"
     program = program.replace("(LIMIT, LIMIT)", f"({used} + {limit}, -1)")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
+    return printed(program).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """`max_memory`: what is allowed is kept to, and what cannot be done is refused."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,6 +8,7 @@ from covector._engine.memory import NoZeroProducts, Watch
 from covector.errors import ArgumentTypeError, ArgumentValueError, BudgetError, ResourceError
 from covector.transforms._plan import Budget, in_units, memory_limit
 from covering import covered
+from forked import printed
 
 assert_close = torch.testing.assert_close
 generator = torch.Generator().manual_seed(0)
@@ -54,7 +52,6 @@ def test_hessian_keeps_to_it_too():
 
 
 _MEASURE = """
-import sys
 from pathlib import Path
 import torch, covector
 
@@ -69,7 +66,7 @@ def peak_above_result(call):
     return status("VmHWM") - before - result.numel() * result.element_size()
 
 torch.set_num_threads(1)
-verb, mode, dtype, limit = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3]), int(sys.argv[4])
+VALUES
 first, second = torch.ones(12_000, 300, dtype=dtype) / 300, torch.ones(280, 12_000, dtype=dtype) / 12_000
 network = lambda x: torch.tanh(second @ torch.tanh(first @ x))
 samples = lambda x: torch.tanh(torch.tanh(x @ first[:, :20].T) @ second.T)
@@ -119,11 +116,8 @@ RESIDENT = {
 def test_resident_memory_of_a_process_stays_below(verb, dtype, mode):
     """What the operating system sees, kernels included; in chunks of several directions."""
     limit = 50_000_000 * (2 if dtype == "float64" else 1)
-    arguments = [verb, mode, dtype, str(limit)]
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, *arguments], capture_output=True, text=True, check=True
-    )
-    peak, chunk = map(int, done.stdout.split())
+    values = f"verb, mode, dtype, limit = {verb!r}, {mode!r}, torch.{dtype}, {limit}"
+    peak, chunk = map(int, printed(_MEASURE.replace("VALUES", values)).split())
     assert peak < limit
     assert 1 < chunk < 280
 

@@ -21,6 +21,7 @@ from torch.autograd import Function
 
 import covector
 from covector import Report
+from watched import marks
 
 # Outcomes, as a report gives them.
 PASSED, FAILED = "passed", "failed"
@@ -709,23 +710,6 @@ def test_the_second_order_has_the_same_rule(way: str, fast: bool, map: Map, faul
 # What is the caller's
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a check could change about a tensor."""
-
-    values: bytes
-    grad: bytes | None
-    requires_grad: bool
-    is_leaf: bool
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Snapshot:
-        """The state of this tensor now."""
-        bits = [None if t is None else t.detach().numpy().tobytes() for t in (tensor, tensor.grad)]
-        return cls(bits[0], bits[1], tensor.requires_grad, tensor.is_leaf, tensor.stride())
-
-
 # A step away and back again does not give these bits again.
 ODD = torch.tensor([-0.0, 1e-310, 1 / 3, 1e17, -1e-9], dtype=torch.float64)
 
@@ -752,7 +736,7 @@ def test_inputs_are_bit_identical_afterwards(
     primals = replace(planted, x=x).primals()
     for primal in primals:
         primal.grad = torch.ones_like(primal)
-    before = [Snapshot.of(primal) for primal in primals]
+    before = marks(primals)
     function, runs = planted.of_tensors(WAYS[way](planted)), []
 
     def called(*given: Tensor) -> Any:
@@ -764,4 +748,4 @@ def test_inputs_are_bit_identical_afterwards(
     with suppress(covector.GradcheckError, ArithmeticError):
         covector.gradcheck(called, primals, fast_mode=fast, **mode)
     assert runs
-    assert [Snapshot.of(primal) for primal in primals] == before
+    assert marks(primals) == before
