@@ -4,7 +4,9 @@ import functools
 import itertools
 import shutil
 import threading
+import types
 import warnings
+from collections import deque
 
 import numpy
 import pytest
@@ -457,4 +459,79 @@ def test_what_is_added_outside_is_seen(change):
     assert_close(fast(x), covector.value_and_jacobian(function)(x))
     changes[change]()
     assert_close(fast(x), covector.value_and_jacobian(function)(x))
+    assert len(fast.plans) == 2
+
+
+def _square(x):
+    return (x**2).sum()
+
+
+def _cube(x, power=3, *, factor=1.0):
+    return factor * (x**power).sum()
+
+
+def _replaced():
+    """Functions, each with a change that leaves every object that it leads through where it was."""
+
+    class Energy(torch.nn.Module):
+        __slots__ = ("power",)
+
+        def forward(self, x):
+            return self.total(x)
+
+        def total(self, x):
+            return (x**self.exponent).sum() + self.constant(x)
+
+        @staticmethod
+        def constant(x):
+            return x[0]
+
+        @property
+        def exponent(self):
+            return self.power
+
+    class Other(Energy):
+        pass
+
+    class Quartic(Energy):
+        def total(self, x):
+            return (x**4).sum()
+
+    def copy(function):
+        return types.FunctionType(function.__code__, globals(), "copy", function.__defaults__)
+
+    module = Other()
+    module.power = 2
+    inner, holder, numbers, queue = copy(_cube), types.SimpleNamespace(power=2), {1, 2}, deque([2])
+    inner.__kwdefaults__ = {"factor": 1.0}
+    cube = staticmethod(lambda x: (x**3).sum())
+    return {
+        "a method": (module, lambda: setattr(Energy, "total", lambda self, x: _cube(x))),
+        "a static method": (module, lambda: setattr(Energy, "constant", cube)),
+        "a property": (module, lambda: setattr(Energy, "exponent", 5)),
+        "a method that hides an inherited one": (
+            module,
+            lambda: setattr(Other, "forward", lambda _, x: _cube(x)),
+        ),
+        "a slot": (module, lambda: setattr(module, "power", 4)),
+        "the class": (module, lambda: setattr(module, "__class__", Quartic)),
+        "forward of an object": (module, lambda: setattr(module, "forward", _cube)),
+        "a default": (lambda x: inner(x), lambda: setattr(inner, "__defaults__", (4,))),
+        "a keyword default": (lambda x: inner(x), lambda: setattr(inner, "__kwdefaults__", {"factor": 2.0})),
+        "the code": (lambda x: inner(x), lambda: setattr(inner, "__code__", _square.__code__)),
+        "a namespace": (lambda x: (x**holder.power).sum(), lambda: setattr(holder, "power", 3)),
+        "a set": (lambda x: (x ** len(numbers)).sum(), lambda: numbers.add(3)),
+        "a queue": (lambda x: (x ** queue[0]).sum(), lambda: queue.appendleft(3)),
+    }
+
+
+@pytest.mark.parametrize("name", _replaced())
+def test_what_is_replaced_in_place_is_seen(name):
+    """Also where no attribute, global or closure of the function itself is another one."""
+    function, change = _replaced()[name]
+    fast, derivative = replay(covector.grad(function)), covector.grad(function)
+    before = fast(x)
+    change()
+    assert_close(fast(x), derivative(x))
+    assert not torch.equal(fast(x), before)
     assert len(fast.plans) == 2

@@ -312,11 +312,11 @@ def _into_object(value: Any, name: str, depth: int, search: _Search) -> None:
     if depth < _DEEPEST:
         prefix = f"{name}." if name else ""
         _into_items(getattr(value, "__dict__", {}).items(), prefix, depth + 1, search)
-        slots = ((key, getattr(value, key, None)) for key in _slots_of(type(value)))
+        slots = ((key, getattr(value, key, None)) for key in slots_of(type(value)))
         _into_items(slots, prefix, depth + 1, search)
 
 
-def _slots_of(kind: type) -> tuple[str, ...]:
+def slots_of(kind: type) -> tuple[str, ...]:
     """The names of the attributes that objects of a class of the user's have outside of a dictionary."""
     owners = [base for base in kind.__mro__ if not _is_library(base.__module__)]
     return tuple(k for base in owners for k, v in vars(base).items() if isinstance(v, MemberDescriptorType))
@@ -371,7 +371,7 @@ def _look_for(value: Any) -> Look | None:
     for kind, look in _LOOKS:
         if isinstance(value, kind):
             return look
-    has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _slots_of(type(value))
+    has_attributes = isinstance(getattr(value, "__dict__", None), dict) or slots_of(type(value))
     return _into_object if has_attributes else None
 
 

@@ -8,20 +8,28 @@ closures, defaults, globals that its code names, the object of a method, contain
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covector._engine.captured import LIBRARIES
+from covector._engine.captured import LIBRARIES, slots_of
 
 Get = Callable[[], Any]
 
 # Values that are compared when a program is called again.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, frozenset, type(None), torch.dtype, torch.device)
+
+# Classes of libraries whose objects hold what their users put there.
+_HOLDERS = (SimpleNamespace, Namespace)
+
+# What can be replaced of a function while it stays the same object.
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 # References that are followed at most, and from one container: beyond, to compare them at each call would
 # take longer than most programs.
@@ -121,25 +129,41 @@ def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[
     elif isinstance(value, dict):
         yield _length(value, name)
         yield from _of_dict(value, name, list(value))
-    elif isinstance(value, list):
+    elif isinstance(value, list | deque):
         yield _length(value, name)
         yield from (
             Place(f"{name}[{i}]", functools.partial(value.__getitem__, i), x) for i, x in enumerate(value)
         )
+    elif isinstance(value, set):
+        yield Place(name, functools.partial(frozenset, value), frozenset(value))
     elif isinstance(value, tuple):
         yield from _fixed(value, name)
     elif isinstance(value, type):
-        yield from () if _is_library(value) else _of_class(value, name)
+        yield from () if _is_library(value) else _of_class(value)
+    elif isinstance(value, property):
+        yield from _fixed([value.fget], name)
     elif hasattr(value, "__wrapped__"):
         yield from _fixed([value.__wrapped__], name)
-    elif not isinstance(value, ModuleType) and not _is_library(type(value)):
-        attributes = getattr(value, "__dict__", {})
-        yield _length(attributes, name)  # one that is new may hide one of the class
-        yield from _of_dict(attributes, name)
-        yield from _of_class(type(value), name)
+    elif isinstance(value, _HOLDERS) or not (isinstance(value, ModuleType) or _is_library(type(value))):
+        yield from _of_object(value, name)
 
 
-def _length(values: dict[Any, Any] | list[Any], name: str) -> Place:
+def _of_object(value: Any, name: str) -> Iterator[Place]:
+    attributes = getattr(value, "__dict__", {})
+    yield _length(attributes, name)  # one that is new may hide one of the class
+    yield from _of_dict(attributes, name)
+    yield from _slots_and_class(value, name)
+
+
+def _slots_and_class(value: Any, name: str) -> Iterator[Place]:
+    """What an object has beside a dictionary of attributes."""
+    for key in slots_of(type(value)):
+        if hasattr(value, key):
+            yield Place(f"{name}.{key}", functools.partial(getattr, value, key), getattr(value, key))
+    yield Place(f"the class of {name}", functools.partial(type, value), type(value))
+
+
+def _length(values: Mapping[Any, Any] | Sequence[Any], name: str) -> Place:
     """How many there are."""
     return Place(f"the length of {name}", values.__len__, len(values))
 
@@ -171,11 +195,13 @@ def _of_function(function: FunctionType, name: str) -> Iterator[Place]:
         # Our own closures are not the user's to name: `caller` holds the function, and so on.
         where = name if _is_library(function) else variable
         yield Place(where, functools.partial(getattr, cell, "cell_contents"), content)
-    yield from _fixed(function.__defaults__ or (), name)
-    yield from _of_dict(function.__kwdefaults__ or {}, name)
-    if not _is_library(function):
-        names = _names(function.__code__)
-        yield from _of_globals(function.__globals__, names)
+    if _is_library(function):
+        yield from _fixed([function.__defaults__, function.__kwdefaults__], name)
+        return
+    for part in _OF_FUNCTIONS:
+        where = f"{function.__name__}.{part}"
+        yield Place(where, functools.partial(getattr, function, part), getattr(function, part))
+    yield from _of_globals(function.__globals__, _names(function.__code__))
 
 
 def _of_globals(values: dict[str, Any], names: set[str]) -> Iterator[Place]:
@@ -197,21 +223,17 @@ def _of_module(module: torch.nn.Module, name: str) -> Iterator[Place]:
     own = [key for key in inner if key not in _OF_MODULES]
     for place in _of_dict({key: inner[key] for key in own}, name):
         yield place._replace(get=functools.partial(inner.__getitem__, place.name.rpartition(".")[2]))
-    yield from _of_class(type(module), name)
+    yield from _slots_and_class(module, name)
 
 
-def _of_class(kind: type, name: str) -> Iterator[Place]:
-    """The attributes of a user's class, and what the code of its methods names."""
-    for base in kind.__mro__:
-        for key, value in () if _is_library(base) else list(vars(base).items()):
-            if isinstance(value, staticmethod | classmethod):
-                value = value.__func__
-            elif isinstance(value, property):
-                value = value.fget
-            if isinstance(value, FunctionType):
-                yield always(name, value)
-            elif not key.startswith("__"):
-                yield Place(f"{base.__name__}.{key}", functools.partial(getattr, base, key), value)
+def _of_class(kind: type) -> Iterator[Place]:
+    """The attributes and methods of a user's class, and of those that it inherits from."""
+    held = vars(kind)
+    yield _length(held, kind.__name__)
+    for key, value in list(held.items()):
+        if not key.startswith("__") or isinstance(value, FunctionType):
+            yield Place(f"{kind.__name__}.{key}", functools.partial(held.__getitem__, key), value)
+    yield from _fixed(kind.__bases__, kind.__name__)
 
 
 def _names(code: CodeType) -> set[str]:
