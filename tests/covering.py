@@ -1,12 +1,22 @@
-"""Covering designs: of a product, `make test` runs a part that has every pair, `make sweep` all."""
+"""What `make test` runs of what `make sweep` does: of a product a part with every pair, of examples a few."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How many times as many examples `make sweep` draws.
+_TIMES = int(os.environ.get("EXAMPLES", "1"))
+
+
+def examples(count: int) -> settings:
+    """So many examples, the same ones in every run."""
+    return settings(max_examples=count * _TIMES, deadline=None, derandomize=True)
 
 
 def covered(rows: Iterable[Any], chosen: Callable[..., bool]) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as registry
@@ -15,7 +15,7 @@ from torch.utils import _pytree as registry
 import covector
 from cases import CASES, Case
 from covector._chart import Chart
-from covering import halved
+from covering import examples, halved
 from watched import marks
 
 pytestmark = [
@@ -24,8 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:torch"),
 ]
 
-FEW = settings(max_examples=8, deadline=None, derandomize=True)
-MANY = settings(max_examples=60, deadline=None, derandomize=True)
+FEW, MANY = examples(3), examples(25)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 real_cases = pytest.mark.parametrize("case", [case for case in CASES if not case.complex], ids=str)

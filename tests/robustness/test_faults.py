@@ -398,7 +398,7 @@ def test_a_clock_that_jumps(jump: float, tmp_path: Path, monkeypatch: Any, capsy
     monkeypatch.chdir(tmp_path)
     true_time, started = time.time, time.monotonic()
     monkeypatch.setattr(time, "time", lambda: true_time() + jump * (time.monotonic() - started))
-    assert cli.main(["check", "cases.py", "--jobs", "2", "--timeout", "10"]) == 1
+    assert cli.main(["check", "cases.py", "--jobs", "2", "--timeout", "5"]) == 1
     said = capsys.readouterr().out
     assert "PASSED        cases.py::sin" in said
     assert "TIMED OUT     cases.py::hangs" in said

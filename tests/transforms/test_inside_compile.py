@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import covector
+from covering import covered
 
 torch.manual_seed(0)
 DOUBLE = {"dtype": torch.float64}
@@ -121,8 +122,7 @@ TABLE = {
         "hessian": covector.hessian(energy),
         "forward over reverse": covector.hessian(energy, mode="forward"),
         "diagonal": covector.hessian_diagonal(energy),
-        "hessian of hessian": covector.hessian(covector.hessian(loss)),
-        "attention": covector.hessian(lambda x: attention(x).sum()),
+        "third": covector.jacrev(covector.hessian(energy)),
     },
     "batches": {
         "grad": batched(covector.grad(energy)),
@@ -158,6 +158,8 @@ MORE = {
         "nothing": lambda x: covector.jacrev(lambda a: a * 2)(x[:0]),
     },
     "second derivatives, more": {
+        "hessian of hessian": covector.hessian(covector.hessian(loss)),
+        "attention": covector.hessian(lambda x: attention(x).sum()),
         "of several outputs": covector.hessian(net),
         "blocks": covector.hessian_blocks(energy),
         "of a linear function": covector.hessian(lambda x: (x * weight).sum()),
@@ -237,7 +239,7 @@ def test_sizes_that_are_unknown():
         assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("p", [1.0, 2.0, pytest.param(3.0, marks=pytest.mark.sweep)])
 def test_distances(p):
     """Jacobians of `cdist`, whose batched backward is wrong in torch, and its second derivative."""
     torch._dynamo.reset()
@@ -301,7 +303,12 @@ normalized = torch.nn.Sequential(
 ).double()
 
 
-@pytest.mark.parametrize("verb", [covector.jacfwd, partial(covector.jacfwd, chunk_size=3), covector.jacrev])
+in_chunks = partial(covector.jacfwd, chunk_size=3)
+
+
+@pytest.mark.parametrize(
+    "verb", [covector.jacfwd, covector.jacrev, pytest.param(in_chunks, marks=pytest.mark.sweep)]
+)
 def test_norms_with_weights(verb):
     """Their forward-mode rules cannot be traced, so that forward mode goes another way."""
     jacobian = verb(lambda x: normalized(x[None])[0])
@@ -345,7 +352,11 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+# A composition of two others that are there.
+COMPOSED = {"grad of hvp"}
+
+
+@pytest.mark.parametrize("name", covered([(name,) for name in EXPORTED], lambda name: name not in COMPOSED))
 def test_export(name):
     """A module that uses a verb is exported, and the program follows its input and its parameters."""
     module, point = Energy(EXPORTED[name]), torch.tensor([0.3, -0.2, 0.5])

@@ -48,10 +48,11 @@ def failed(function: Callable[..., Any], inputs: Any, **keywords: Any) -> dict[s
 # Right derivatives
 
 
-@each_kind
-@each_dtype
-@each_masked
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    ("operation", "kind", "dtype", "masked"),
+    halved(OPERATIONS, list(KINDS), DTYPES, MASKED),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_what_torch_has_passes(operation, kind, dtype, masked):
     """Whatever torch can differentiate by the rule that is asked for; nothing else."""
     case = Case(operation, kind, dtype, masked)
@@ -106,16 +107,16 @@ def test_every_kind_is_covered(operations, dtype, masked):
     ("side", "kind", "dtype", "masked"), halved(["in", "out", "both"], list(KINDS), DTYPES, MASKED)
 )
 def test_wrong_derivatives_are_rejected(side, kind, dtype, masked):
-    """And the right one is not."""
+    """And the right one is not; each of them in one mode, and in the other with the next kind."""
     template = KINDS[kind](dtype, 0)
-    for name, fault in FAULTS.items():
+    for number, (name, fault) in enumerate(FAULTS.items(), list(KINDS).index(kind)):
         right = name == "right" or (name == "missing conjugate" and not dtype.is_complex)
         function = multiplied(side, template, fault, FACTOR[dtype], masked)
         x = numbers(*template.shape, dtype=dtype) if side == "out" else template.clone()
         x.requires_grad_()
-        for fast in (False, True):
-            passed = covector.gradcheck(function, x, masked=masked, fast_mode=fast, raise_exception=False)
-            assert passed == right, name
+        fast = number % 2 == 0
+        passed = covector.gradcheck(function, x, masked=masked, fast_mode=fast, raise_exception=False)
+        assert passed == right, name
 
 
 def test_the_entry_is_named_by_its_index():

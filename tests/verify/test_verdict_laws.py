@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import Function
 
 import covector
 from covector import Report
+from covering import examples
 from watched import marks
 
 # Outcomes, as a report gives them.
@@ -30,11 +31,6 @@ REVERSE: dict[str, Any] = {}
 FORWARD = {"check_forward_ad": True, "check_backward_ad": False}
 each_mode = pytest.mark.parametrize("mode", [REVERSE, FORWARD], ids=["reverse", "forward"])
 each_speed = pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
-
-
-def examples(count: int) -> settings:
-    """That many examples, the same ones in every run."""
-    return settings(max_examples=count, deadline=None, derandomize=True)
 
 
 # A function with a known Jacobian, and a derivative that claims another one
@@ -438,7 +434,7 @@ def wrong_entries(map: Map, rule: Rule) -> set[tuple[int, int]]:
 
 @each_speed
 @each_structure
-@examples(8)
+@examples(4)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SINGLE), rule=rules)
 def test_one_entry_off_by_twice_what_is_allowed_fails_and_is_named(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -459,7 +455,7 @@ def test_one_entry_off_by_twice_what_is_allowed_fails_and_is_named(
 
 @each_speed
 @each_structure
-@examples(12)
+@examples(5)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SINGLE, *SEVERAL), rule=rules)
 def test_entries_off_by_half_of_what_is_allowed_pass(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -472,7 +468,7 @@ def test_entries_off_by_half_of_what_is_allowed_pass(
 
 @each_speed
 @each_structure
-@examples(6)
+@examples(3)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SEVERAL), rule=rules)
 def test_several_wrong_entries_fail_and_no_right_one_is_named(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -503,7 +499,7 @@ def test_a_small_entry_is_not_hidden_by_large_ones(scale: float, mode: dict[str,
 
 
 @each_speed
-@examples(20)
+@examples(8)
 @given(way=ways, map=maps(), rule=rules)
 def test_what_is_right_passes_in_both_modes_at_once(way: str, fast: bool, map: Map, rule: Rule) -> None:
     """Without a fault every check of the report passes, and nothing is named."""
@@ -513,7 +509,7 @@ def test_what_is_right_passes_in_both_modes_at_once(way: str, fast: bool, map: M
 
 
 @each_mode
-@examples(15)
+@examples(6)
 @given(map=maps(), fault=faults(*SINGLE), rule=rules)
 def test_only_the_mode_that_is_wrong_fails(mode: dict[str, Any], map: Map, fault: Fault, rule: Rule) -> None:
     """With a wrong pullback and a right push, or the other way round, the report says which."""
@@ -548,7 +544,7 @@ def verdict(function: Any, inputs: Any, rule: Rule, **keywords: Any) -> str:
 
 
 @each_mode
-@examples(6)
+@examples(3)
 @given(map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_does_not_depend_on_how_the_function_is_written(
     mode: dict[str, Any], map: Map, fault: Fault, rule: Rule, share: float
@@ -565,7 +561,7 @@ def test_the_verdict_does_not_depend_on_how_the_function_is_written(
 
 
 @each_speed
-@examples(10)
+@examples(5)
 @given(
     way=batched_or_not,
     map=maps(),
@@ -585,7 +581,7 @@ def test_the_verdict_does_not_depend_on_the_seed(
 
 @each_speed
 @each_mode
-@examples(7)
+@examples(4)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_does_not_depend_on_whether_it_is_raised(
     way: str, mode: dict[str, Any], fast: bool, map: Map, fault: Fault, rule: Rule, share: float
@@ -604,7 +600,7 @@ def test_the_verdict_does_not_depend_on_whether_it_is_raised(
 
 
 @each_speed
-@examples(10)
+@examples(5)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares, cut=st.integers(0, 150))
 def test_the_verdict_does_not_depend_on_an_input_that_is_split(
     way: str, fast: bool, map: Map, fault: Fault, rule: Rule, share: float, cut: int
@@ -621,7 +617,7 @@ def test_the_verdict_does_not_depend_on_an_input_that_is_split(
         assert named(one) == named(two)
 
 
-@examples(20)
+@examples(8)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_is_that_of_torch_where_entries_are_compared_one_by_one(
     way: str, map: Map, fault: Fault, rule: Rule, share: float
@@ -639,7 +635,7 @@ def test_the_verdict_is_that_of_torch_where_entries_are_compared_one_by_one(
 
 @each_speed
 @each_mode
-@examples(7)
+@examples(4)
 @given(
     way=batched_or_not,
     map=maps(),
@@ -687,7 +683,7 @@ def antiderivative(core: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 
 @each_speed
-@examples(8)
+@examples(4)
 @given(way=batched_or_not, map=maps(), fault=faults(*SINGLE), rule=rules)
 def test_the_second_order_has_the_same_rule(way: str, fast: bool, map: Map, fault: Fault, rule: Rule) -> None:
     """Of the derivative of a backward: twice what is allowed fails and is named, half of it passes."""
@@ -716,7 +712,7 @@ ODD = torch.tensor([-0.0, 1e-310, 1 / 3, 1e17, -1e-9], dtype=torch.float64)
 
 @each_speed
 @each_mode
-@examples(12)
+@examples(5)
 @given(way=ways, map=maps(), fault=every_fault, share=shares, closes=st.booleans(), raises=st.booleans())
 def test_inputs_are_bit_identical_afterwards(
     way: str,
