@@ -228,15 +228,52 @@ def test_a_transform_itself_is_compiled():
         assert counter.frame_count <= 2  # the second shape makes the graph one for any
 
 
-def test_sizes_that_are_unknown():
+def wave(x):
+    return x.sin() * x
+
+
+# Verbs and compositions for which one program does for all sizes.
+OF_ANY_SIZE = {
+    "products": {
+        "grad": covector.grad_and_value(lambda x: wave(x).sum()),
+        "vjp": lambda x: covector.vjp(wave, x)[1](x),
+        "jvp": lambda x: covector.jvp(wave, (x,), (x,)),
+        "linearize": lambda x: covector.linearize(wave, x)[1](x),
+        "hvp": lambda x: covector.hvp(lambda x: wave(x).sum(), (x,), (x,)),
+        "of a custom Function": covector.grad(lambda x: (StraightThrough.apply(x) * x).sum()),
+        "in a batch": lambda x: torch.vmap(covector.grad(lambda x: wave(x).sum()))(x[:, None] * x),
+    },
+    "Jacobians": {
+        "jacrev": covector.jacrev(wave),
+        "jacfwd": covector.jacfwd(wave),
+        "jacobian": covector.value_and_jacobian(wave),
+        "hessian": covector.hessian(lambda x: wave(x).sum()),
+    },
+    "Jacobians, more": {
+        "of samples": lambda x: covector.jacobian(wave, batch_dim=0)(x[:, None] * x),
+        "hessian, forward": covector.hessian(lambda x: wave(x).sum(), mode="forward"),
+        "in a batch": lambda x: torch.vmap(covector.jacfwd(wave))(x[:, None] * x),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "group", ["products", "Jacobians", pytest.param("Jacobians, more", marks=pytest.mark.sweep)]
+)
+def test_sizes_that_are_unknown(group):
     """`dynamic=True` compiles once for all sizes."""
-    for verb in (covector.jacobian, covector.jacrev, covector.jacfwd):
-        torch._dynamo.reset()
-        counter = CompileCounterWithBackend("aot_eager")
-        compiled = torch.compile(verb(torch.sin), fullgraph=True, dynamic=True, backend=counter)
-        for size in (3, 5):
-            assert_close(compiled(torch.ones(size)), verb(torch.sin)(torch.ones(size)))
-        assert counter.frame_count == 1
+    functions = OF_ANY_SIZE[group]
+
+    def together(x):
+        return {name: function(x) for name, function in functions.items()}
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(together, fullgraph=True, dynamic=True, backend=counter)
+    for size in (3, 5):
+        point = torch.linspace(0.3, 1.2, size, **DOUBLE)
+        assert_close(compiled(point), together(point))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, pytest.param(3.0, marks=pytest.mark.sweep)])
