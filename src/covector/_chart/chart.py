@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -215,9 +216,20 @@ class Sampled(NamedTuple):
         """The coordinates of these tensors that are looked at."""
         return self.full.to_coords(tensors)[self.kept]
 
+    def within(self, place: AnyPlace) -> tuple[slice, np.ndarray]:
+        """Which of the coordinates that are looked at are in a place, and where in it they stand."""
+        kept = self.kept.numpy()
+        first, last = np.searchsorted(kept, [place.start, place.stop])
+        return slice(first, last), kept[first:last] - place.start
+
     def coordinates(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The coordinates that are looked at, in double precision on the CPU; none is zero."""
-        return self.full.coordinates(tensors)[self.kept]
+        parts = []
+        for place, tensor in zip(self.places, tensors, strict=True):
+            _, positions = self.within(place)
+            numbers = place.to_real(place.strided(tensor).detach()).reshape(-1)
+            parts.append(numbers[torch.from_numpy(positions)].to("cpu", torch.float64))
+        return torch.cat(parts)
 
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The same for tensors that are stacked along a first axis, one row for each slice."""
@@ -236,7 +248,7 @@ class Sampled(NamedTuple):
     def from_coords(self, coordinates: Tensor) -> list[Tensor]:
         """The tensors with these coordinates, and the base elsewhere."""
         whole = self.base.expand(*coordinates.shape[:-1], -1).clone()
-        whole[..., self.kept] = coordinates
+        whole[..., self.kept] = coordinates.to(whole.dtype)
         return self.full.from_coords(whole)
 
     def basis(self, start: int, stop: int) -> list[Tensor]:
@@ -276,7 +288,8 @@ def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> 
         return chart
     generator = torch.Generator().manual_seed(seed)
     kept = torch.randperm(chart.size, generator=generator)[:count].sort()[0]
-    nothing = torch.zeros(1, dtype=torch.float64).expand(chart.size)
+    dtype = real_dtype(chart.places[0].dtype) if len(chart.places) == 1 else torch.float64
+    nothing = torch.zeros(1, dtype=dtype).expand(chart.size)
     return Sampled(chart, kept, nothing if base is None else base)
 
 

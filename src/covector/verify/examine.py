@@ -126,7 +126,9 @@ class Examiner:
     def off(self, look: Look, steps: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """What the cells of a look are off by."""
         with np.errstate(all="ignore"):
-            return look.cells(self.analytic.cotangents, differences) - look.expected(self.analytic, steps)
+            cells = look.cells(self.analytic.cotangents, differences)
+            cells -= look.expected(self.analytic, steps)
+            return cells
 
     def _lengths(self, look: Look, noise: np.ndarray) -> list[tuple[float, Cells]]:
         """The lengths of steps, and the cells in which each is the first to show a wrong entry.
@@ -155,7 +157,8 @@ class Examiner:
 
         `which` says which cells of each group are looked at.
         """
-        off, allowed = abs(self.off(look, steps, differences)), self.tol.atol * look.least(steps)
+        off, allowed = self.off(look, steps, differences), self.tol.atol * look.least(steps)
+        np.abs(off, off)
         hidden = ~(noise <= 0.5 * allowed)
         plain = differences if plain is None else plain
         if not hidden.any() and (off <= noise + look.share * allowed).all():

@@ -23,6 +23,7 @@ from math import prod
 import numpy as np
 
 from covector._chart import AnyPlace, Chart, Sampled
+from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
@@ -78,7 +79,7 @@ class Look:
             yield length
             length *= factor
 
-    @property
+    @lazy
     def _in_order(self) -> bool:
         """Whether there is one group, of all columns in their order."""
         return self.groups.shape == (1, self.size) and bool((self.groups[:, 1:] > self.groups[:, :-1]).all())
@@ -89,9 +90,11 @@ class Look:
 
     def _by_group(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers of all columns, for the columns of each group."""
-        if not self.shared:
-            return numbers[self.groups]
-        return numbers[None] if len(self) == 1 else np.broadcast_to(numbers, self.groups.shape)
+        if self.shared:
+            return numbers[None] if len(self) == 1 else np.broadcast_to(numbers, self.groups.shape)
+        if len(self) == 1 and self._in_order:  # of many columns: no copy
+            return numbers[..., None, :]
+        return numbers[..., self.groups]
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
@@ -132,7 +135,7 @@ class Look:
         """What the derivative says that the cells are."""
         if self.shared:
             return analytic.mixed_along(self.moves(steps))[:, :, None]
-        return self._by_owner(analytic.mixed[:, self.groups] * steps)
+        return self._by_owner(self._by_group(analytic.mixed) * steps)
 
     def owned(self, values: np.ndarray, groups: np.ndarray, cells: np.ndarray) -> np.ndarray:
         """Of values of the columns of each group, those of the owners of these cells: cell, owner."""
@@ -191,13 +194,15 @@ def elementwise(problem: Problem, seed: int) -> Look | None:
     if 2 * prod(shape) <= constants.FEW_POINTS:  # single columns take as few
         return None
     aligned = {axis: (axis,) * len(outputs) for axis in range(len(shape))}
-    by_element = [
-        np.arange(p.start, p.stop).reshape(prod(shape), -1) for p in inputs
-    ]  # a complex one has two
-    owned = np.concatenate(by_element, 1).T
-    groups, drawn = owned.reshape(1, -1), weights(problem.inputs.size, seed + 1).numpy()
+    size, elements = problem.inputs.size, prod(shape)
+    # By the owners of an element: one column of each input, two of a complex one, which stand side by side.
+    by_owner = (len(inputs), elements, -1)
+    groups, drawn = (
+        columns.reshape(by_owner).transpose(0, 2, 1).reshape(1, -1)
+        for columns in (np.arange(size), weights(size, seed + 1).numpy())
+    )
     gathered = partial(_summed_along, aligned, outputs)
-    return Look("elementwise", groups, drawn[groups], groups.size, gathered, len(owned), guessed=True)
+    return Look("elementwise", groups, drawn, size, gathered, size // elements, guessed=True)
 
 
 def may_align(problem: Problem) -> bool:

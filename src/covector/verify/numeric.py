@@ -251,12 +251,13 @@ class Numeric:
 
 
 def _halved(plus: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """Half of what the function changes by from one side to the other."""
+    """Half of what the function changes by from one side to the other, in the memory of the first."""
+    unmoved = plus == minus
     with np.errstate(all="ignore"):
-        halved = plus - minus
-        halved *= 0.5
-    halved[plus == minus] = 0.0  # infinity that does not move
-    return halved
+        plus -= minus
+        plus *= 0.5
+    plus[unmoved] = 0.0  # infinity that does not move
+    return plus
 
 
 def _laid_out(stack: Tensor, leaf: Tensor) -> Tensor:

@@ -83,11 +83,11 @@ class Problem:
         self._first, self._most, self._seed, self._pure = first, max_entries, seed, False
         self.originals: list[Tensor] = arguments.primals()
         whole = Chart.around(self.originals, masked=masked)
-        base = whole.point(self.originals).to("cpu", torch.float64)
+        base = whole.point(self.originals).cpu()
         self.inputs = sampled(whole, max_entries, None, seed)
         self.chart = sampled(whole, max_entries, base, seed)  # of points: what is not looked at stays at base
         at = base[self.inputs.kept] if isinstance(self.inputs, Sampled) else base
-        self.point: np.ndarray = at.numpy().copy()
+        self.point: np.ndarray = at.to(torch.float64).numpy()
         self.variables = self._made_leaves(whole)
         self._others = list(arguments.leaves)
         if len(arguments.chosen) < len(self._others):
@@ -100,6 +100,7 @@ class Problem:
         if self.closes_over:
             self._refuse_materialised()
             self.variables = self.originals
+            self.point = self.point.copy()  # these are moved, and it may be a view of them
             self._others = list(arguments.leaves)
             self._record()
         self._take()
@@ -311,7 +312,7 @@ class Problem:
 
     def _as_arrays(self) -> list[np.ndarray] | None:
         """The coordinates of the leaves as arrays on the same memory, if all of them can be seen as that."""
-        if isinstance(self.inputs, Sampled) or self.inputs.sparse_layouts:
+        if self.inputs.sparse_layouts:
             return None
         arrays = []
         for place, held in zip(self.inputs.places, self._held, strict=True):
@@ -329,7 +330,11 @@ class Problem:
         """Put other numbers into the leaves."""
         if self._arrays is not None:
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
-                array[...] = point[place.start : place.stop].reshape(array.shape)
+                if isinstance(self.inputs, Sampled):
+                    looked_at, positions = self.inputs.within(place)
+                    array.flat[positions] = point[looked_at]
+                else:
+                    array[...] = point[place.start : place.stop].reshape(array.shape)
             return
         tensors = self.chart.from_coords(torch.from_numpy(point))
         for numbers, tensor in zip(self._held, tensors, strict=True):

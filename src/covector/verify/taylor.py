@@ -151,7 +151,7 @@ class Taylor:
     def _scale(self) -> np.ndarray:
         """How far each coordinate is moved: by its size, and no less than is typical of its tensor."""
         chart = self._problem.chart
-        whole = chart.base.numpy() if isinstance(chart, Sampled) else self._problem.point
+        whole = chart.base.to(torch.float64).numpy() if isinstance(chart, Sampled) else self._problem.point
         scale = np.ones_like(whole)
         for place in chart.places:
             part = abs(whole[place.start : place.stop])
