@@ -1,9 +1,10 @@
-"""An executor, and functions for executors, in a module that every process can import."""
+"""Executors, and functions for executors, in a module that every process can import."""
 
+import multiprocessing
 import os
 import pickle
 import signal
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -20,6 +21,18 @@ def mixing(x):
 def chain(x):
     """A banded Jacobian."""
     return x[1:] * x[:-1].sin()
+
+
+def energy(x):
+    """A tridiagonal Hessian."""
+    return (x[1:] ** 2 * x[:-1]).sum()
+
+
+def processes(count=1):
+    """A pool of processes with one thread each, forked from one that has loaded covector."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["covector"])
+    return ProcessPoolExecutor(count, context, torch.set_num_threads, (1,))
 
 
 def kills_its_process(x, marker: str, survivor: int):

@@ -1,11 +1,10 @@
 """Jacobians in blocks: by any executor the same as in this process, written to files, and continued."""
 
 import json
-import multiprocessing
 import os
 import sys
 import threading
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from executor_functions import (
     kills_its_process,
     leaves_a_file,
     mixing,
+    processes,
 )
 
 import covector
@@ -35,12 +35,6 @@ from covector.errors import (
 )
 
 zarr = pytest.importorskip("zarr", reason="out=...zarr needs zarr")
-
-
-def processes(count=1):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["covector"])
-    return ProcessPoolExecutor(count, context, torch.set_num_threads, (1,))
 
 
 EXECUTORS = {"here": lambda: None, "threads": lambda: ThreadPoolExecutor(3), "posted": Posting}

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from executor_functions import POINT, Posting, chain
+from executor_functions import POINT, Posting, chain, energy, processes
 
 import covector
 from covector.errors import ArgumentTypeError, RandomnessError, SendError
@@ -13,10 +13,6 @@ from covector.errors import ArgumentTypeError, RandomnessError, SendError
 def arrow(x):
     """A row and a column that are full, and a diagonal: both modes together need fewest products."""
     return torch.cat([x.sum().reshape(1), x[1:] * x[0]])
-
-
-def energy(x):
-    return (x[1:] ** 2 * x[:-1]).sum()
 
 
 def tree(p):
@@ -42,6 +38,20 @@ def test_products_are_those_of_a_serial_run(name):
     for executor in (far, ThreadPoolExecutor(2)):
         assert torch.equal(plan.with_executor(executor).values(point), plan.values(point))
     assert len(far.tasks) == plan.coloring.products
+
+
+def test_the_sparse_doors_take_an_executor():
+    """Threads, other processes, and what pickles everything: the same bits as without."""
+    for verb, function in ((covector.sparse_jacobian, chain), (covector.sparse_hessian, energy)):
+        expected, far = verb(function)(POINT).to_dense(), Posting()
+        with ThreadPoolExecutor(2) as threads, processes() as process:
+            for executor in (threads, process, far):
+                derivative = verb(function, chunk_size=1, executor=executor)
+                assert torch.equal(derivative(POINT).to_dense(), expected)
+                assert torch.equal(derivative(POINT.cos()).to_dense(), verb(function)(POINT.cos()).to_dense())
+        assert len(far.tasks) == 2 * derivative.plan.coloring.products
+        with pytest.raises(ArgumentTypeError, match=f"{verb.__name__}: executor must be a concurrent"):
+            verb(function, executor=3)
 
 
 def test_a_value_comes_along():

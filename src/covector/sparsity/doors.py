@@ -127,11 +127,13 @@ def sparse_jacobian(
     local: bool = False,
     chunk_size: int | None = None,
     verify: bool = True,
+    executor: Any = None,
 ) -> Callable[..., Any]:
     """The Jacobian of a function as a sparse matrix.
 
     At the first call the pattern is detected and coloured; later calls with arguments of the same structure
-    use the plan again, which is there as `plan`. Takes what `jacobian_plan` takes.
+    use the plan again, which is there as `plan`. Takes what `jacobian_plan` takes, and an `executor` by which
+    the products are computed (`SparsePlan.with_executor`).
 
     Returns:
         A function whose result is a sparse matrix with a row for each element of the output and a column for
@@ -145,7 +147,7 @@ def sparse_jacobian(
                 [0., 3., 2.]])
     """
     options = Options(Selection(argnums, argnames, layout), mode, pattern, local, chunk_size, verify)
-    return remembering(Jacobian, "sparse_jacobian", func, options)
+    return remembering(Jacobian, "sparse_jacobian", func, options, executor)
 
 
 @outside_graphs
@@ -159,11 +161,13 @@ def sparse_hessian(
     local: bool = False,
     chunk_size: int | None = None,
     verify: bool = True,
+    executor: Any = None,
 ) -> Callable[..., Any]:
     """The Hessian of a scalar function as a sparse matrix.
 
     At the first call the pattern is detected and coloured; later calls with arguments of the same structure
-    use the plan again, which is there as `plan`. Takes what `hessian_plan` takes.
+    use the plan again, which is there as `plan`. Takes what `hessian_plan` takes, and an `executor` by which
+    the products are computed (`SparsePlan.with_executor`).
 
     Example:
         >>> import torch, covector
@@ -174,7 +178,7 @@ def sparse_hessian(
                 [0., 4., 0.]])
     """
     options = Options(Selection(argnums, argnames, layout), "auto", pattern, local, chunk_size, verify)
-    return remembering(Hessian, "sparse_hessian", func, options)
+    return remembering(Hessian, "sparse_hessian", func, options, executor)
 
 
 @outside_graphs

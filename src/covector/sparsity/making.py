@@ -60,10 +60,16 @@ def planned(
     return _planned(make(check_function(verb, func)), options.checked(verb), args, kwargs)
 
 
-def remembering(make: Make, verb: str, func: Callable[..., Any], options: Options) -> Callable[..., Any]:
+def remembering(
+    make: Make, verb: str, func: Callable[..., Any], options: Options, executor: Any
+) -> Callable[..., Any]:
     """A function that makes a plan for each structure of arguments that it meets."""
     derivative = make(check_function(verb, func))
     options = options.checked(verb)
+    if executor is not None:
+        from covector._tasks.mapping import check_executor
+
+        check_executor(verb, executor)
     plans: dict[Structure, SparsePlan] = {}
 
     def sparse_fn(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +77,8 @@ def remembering(make: Make, verb: str, func: Callable[..., Any], options: Option
         structure = Structure.of(arguments, derivative.caller.function)
         plan = plans.get(structure)
         if plan is None:
-            plan = plans[structure] = _planned(derivative, options, args, kwargs)
+            plan = _planned(derivative, options, args, kwargs)
+            plans[structure] = plan = plan if executor is None else plan.with_executor(executor)
         sparse_fn.plan = plan  # type: ignore[attr-defined]
         return plan(*args, **kwargs)
 
