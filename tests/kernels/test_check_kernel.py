@@ -457,7 +457,20 @@ def test_the_report_in_all_its_forms(tmp_path):
     assert "<td>called twice</td>" in page
     assert "Jacobians" not in page
     assert max(map(len, str(report).splitlines())) <= 100
-    assert "reproduce: covector.check_kernel(cos, sin, inputs, lenses=['again'], seed=0)" in str(report)
+    call = "covector.check_kernel(torch.cos, torch.sin, inputs, lenses=['again'], seed=0)"
+    assert f"reproduce: {call}" in str(report)
+
+
+def test_a_reproduction_names_lambdas_and_keyword_arguments():
+    report = covector.check_kernel(
+        lambda x, scale: x.cos() * scale,
+        lambda x, scale: x.sin() * scale,
+        randn(4),
+        {"scale": 2.0},
+        lenses=[],
+    )
+    assert "check_kernel(kernel, reference, inputs, kwargs, lenses=[], seed=0)" in str(report)
+    assert "# the lambda of line" in str(report)
 
 
 class Terminal(io.StringIO):

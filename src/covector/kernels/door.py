@@ -17,6 +17,7 @@ from covector.kernels.prepare import Request, benches, dtypes_of
 from covector.kernels.progress import Progress
 from covector.kernels.trial import tried
 from covector.report.report import Report
+from covector.report.reproduce import reached, remark
 from covector.transforms._door import check_seed, summary
 from covector.verify.arguments import caller_of
 from covector.verify.finding import Outcome
@@ -98,7 +99,7 @@ def check_kernel(
         seed,
         runs,
         time.perf_counter() - started,
-        "" if right else _again(caller, reference, dtypes, lenses, settings),
+        "" if right else _again(kernel, request, dtypes, lenses),
         tables=(ratio_table(trials), lens_table(trials)),
     )
 
@@ -188,13 +189,16 @@ def _lenses(names: Sequence[str] | None) -> tuple[Lens, ...]:
     return tuple(lens for lens in LENSES if lens.name in named - left_out)
 
 
-def _again(caller: Caller, reference: Any, dtypes: Any, lenses: Any, settings: Settings) -> str:
-    """The call as Python; inputs by that name."""
-    parts = [caller.name, Caller("", reference).name, "inputs"]
+def _again(kernel: Any, request: Request, dtypes: Any, lenses: Any) -> str:
+    """The call as Python; inputs and keyword arguments by these names."""
+    settings, reference = request.settings, request.reference
+    parts = [reached(kernel, "kernel"), reached(reference, "reference"), "inputs"]
+    parts += ["kwargs"] if request.kwargs else []
     given = {"dtypes": dtypes, "lenses": lenses}
     parts += [f"{name}={value!r}" for name, value in given.items() if value is not None]
     if settings.ratio != Settings.ratio:
         parts.append(f"ratio={settings.ratio!r}")
     if settings.nondet_tol:
         parts.append(f"nondet_tol={settings.nondet_tol!r}")
-    return f"covector.{_VERB}({', '.join([*parts, f'seed={settings.seed}'])})"
+    line = f"covector.{_VERB}({', '.join([*parts, f'seed={settings.seed}'])})"
+    return line + remark(kernel, reference)

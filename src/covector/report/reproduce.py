@@ -113,11 +113,11 @@ def reproduction(call: Call, options: Options, *, by_name: bool = False) -> Repr
     the function holds them itself, and they go by their names.
     """
     written = _Written(call, by_name)
-    parts = [_function(call.function), *written.arguments()]
+    parts = [reached(call.function), *written.arguments()]
     for name, read in _KEYWORDS[call.verb]:
         if (value := read(options)) != read(_DEFAULTS) or name == "seed":
             parts.append(f"{name}={value!r}")
-    line = _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + _remark(call.function)
+    line = _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + remark(call.function)
     return Reproduction(_imports(call.function), known_inputs(written.tensors), line)
 
 
@@ -182,7 +182,7 @@ def _imports(function: Callable[..., Any]) -> tuple[str, ...]:
 
     Functions of a script or a session, and those made inside of others, are pasted where they are.
     """
-    if _function(function).startswith("torch."):
+    if reached(function).startswith("torch."):
         return ("import torch, covector",)
     owner = getattr(function, "__self__", None)
     target = owner if isinstance(owner, type) else function
@@ -199,15 +199,14 @@ def _importable(module: str) -> bool:
     return all(part.isidentifier() for part in module.split("."))
 
 
-def _remark(function: Callable[..., Any]) -> str:
-    """Where a function stands that has no name."""
-    place = getattr(function, "__code__", None)
-    if place is None or function.__name__.isidentifier():
-        return ""
-    return f"  # the lambda of line {place.co_firstlineno} in {Path(place.co_filename).name}"
+def remark(*functions: Callable[..., Any]) -> str:
+    """Where functions stand that have no name."""
+    codes = [f.__code__ for f in functions if hasattr(f, "__code__") and not f.__name__.isidentifier()]
+    places = [f"the lambda of line {code.co_firstlineno} in {Path(code.co_filename).name}" for code in codes]
+    return f"  # {', '.join(dict.fromkeys(places))}" if places else ""
 
 
-def _function(function: Callable[..., Any]) -> str:
+def reached(function: Callable[..., Any], nameless: str = "function") -> str:
     """How the function is reached: torch's own from torch, a lambda by a name that it has not."""
     name = getattr(function, "__name__", "")
     for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
@@ -218,7 +217,7 @@ def _function(function: Callable[..., Any]) -> str:
         return f"{owner.__name__}.{name}"
     if isinstance(function, torch.nn.Module):
         return "module"
-    return name if name.isidentifier() else "function"
+    return name if name.isidentifier() else nameless
 
 
 def _plain(value: Tensor) -> bool:
