@@ -15,6 +15,7 @@ SOURCE = Path(covector.__file__).parent
 ROOMS = [
     "_lazy",
     "errors",
+    "_random",
     "_files",
     "_tree",
     "_chart",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import dense
+from covector._random import seeded
 from covector._tree import flatten, unflatten
 from covector.errors import ArgumentTypeError, Caller
 from covector.report.report import Report
@@ -59,7 +60,7 @@ def check_adjoint(A: Callable[..., Any], At: Callable[..., Any], x: Any, y: Any,
     if not callable(At):
         raise ArgumentTypeError(f"{caller}: the adjoint must be a function, got {summary(At)}.")
     check_seed("check_adjoint", seed)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     with unchanged(A), torch.no_grad():
         pairs = [(x, y), *((_like(x, generator), _like(y, generator)) for _ in range(_PAIRS))]
         found, rows = _identity(caller, A, At, pairs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from covector._engine.rounding import EVERY, RandomRounding
+from covector._random import seeded
 from covector._tree import Arguments
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, first_sentence
 from covector.kernels import limits
@@ -51,7 +52,7 @@ class _Alone(Bench):
         """The function as it is, and with every operation rounded at random."""
         chosen = self.arguments.chosen
         eager = self.kernel.run(variables(sample.leaves, chosen), sample.cotangents)
-        generator = torch.Generator().manual_seed(self.settings.seed)
+        generator = seeded(self.settings.seed)
         runs = []
         for number in range(limits.RUNS):
             leaves = variables(self.nudged(sample.leaves, generator), chosen)

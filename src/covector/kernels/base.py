@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._random import seeded
 from covector.kernels.bench import Bench, Sample, compact, raised
 from covector.kernels.comparison import PASSING_SHARE, Comparison
 from covector.kernels.rules import Around
@@ -65,7 +66,7 @@ def _sums(bench: Bench, name: str) -> Tensor | None:
 
 def _elsewhere(bench: Bench) -> dict[str, Tensor]:
     """The reference at other inputs and cotangents of the same scale: what does not move is constant."""
-    generator = torch.Generator().manual_seed(bench.settings.seed + 4)
+    generator = seeded(bench.settings.seed + 4)
     leaves = [
         leaf.detach()
         .flatten()[torch.randperm(leaf.numel(), generator=generator).to(leaf.device)]

@@ -7,7 +7,7 @@ say which part is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
+from covector._random import seeded
 from covector.kernels.bench import Bench, Sample, Truths, compact, raised
+from covector.kernels.comparison import Comparison
 from covector.kernels.layouts import CONTIGUOUS, EXPANDED, STRIDED, Layout, laid_out
-from covector.kernels.row import Row, Status, row_of
+from covector.kernels.row import Row, Status, as_compared, row_of
 from covector.kernels.subject import variables
 from covector.verify.leaves import is_differentiable
 
@@ -51,7 +53,7 @@ def subsets(bench: Bench) -> list[tuple[int, ...]]:
     most = OF_LARGE if bench.is_large else SUBSETS
     if len(every) <= most:
         return every
-    generator = torch.Generator().manual_seed(bench.settings.seed)
+    generator = seeded(bench.settings.seed)
     rest = torch.randperm(len(every) - 1, generator=generator)[: most - 1] + 1
     return [every[0], *(every[i] for i in sorted(rest.tolist()))]
 
@@ -80,7 +82,8 @@ class Combined:
         for combination in self._combinations():
             row = self._row(combination)
             for lens, name in self._parts(combination):
-                seen.setdefault((lens, name), Row(name, Status.PASSED))
+                passed = row.status is Status.PASSED
+                seen.setdefault((lens, name), replace(row, way=name) if passed else Row(name, Status.PASSED))
             if row.status is not Status.PASSED:
                 seen |= self._blamed(combination, row)
         return [(lens, row) for (lens, _), row in seen.items()]
@@ -224,11 +227,15 @@ def judged(
     cotangents: Sequence[Tensor | None],
     truths: Truths,
     wanted: Sequence[int] | None = None,
+    held: Callable[[Comparison], Comparison] = as_compared,
 ) -> Row:
-    """One run of the kernel in some way, beside the truth; a kernel that raises has failed."""
+    """One run of the kernel in some way, beside the truth; a kernel that raises has failed.
+
+    `held` says what of a comparison is held against the kernel.
+    """
     wanted = bench.arguments.chosen if wanted is None else wanted
     try:
         run = bench.run(variables(leaves, wanted), cotangents, way)
     except Exception as error:
         return Row(way, Status.FAILED, raised(error))
-    return row_of(way, bench.compared(run, truths, wanted))
+    return row_of(way, list(map(held, bench.compared(run, truths, wanted))))

@@ -22,6 +22,12 @@ PASSING_SHARE = 0.5
 # An error that exceeds its limit this many times is one, however bad the condition.
 BEYOND_DOUBT = 10
 
+# The same for a whole tensor, of which a slice may be wrong.
+BROADLY = 3
+
+# Where a measure of all entries lies.
+WHOLE = "the whole"
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -105,7 +111,7 @@ def _highest(truth: Truth) -> float:
 
 def _whole(squares: Tensor, truth: Truth, ratio: float, alpha: float) -> Measure:
     total = float(but_largest(squares / truth.whole_floor)) / max(1, int(truth.judged.sum()))
-    return Measure("the whole", total**0.5, largest_ratio(ratio, alpha, truth.freedom))
+    return Measure(WHOLE, total**0.5, largest_ratio(ratio, alpha, truth.freedom))
 
 
 def _slices(squares: Tensor, cut: Cut, ratio: float, alpha: float) -> list[Measure]:

@@ -51,13 +51,14 @@ def base_finding(name: str, compared: Sequence[Comparison], around: Around) -> F
     if worst is None or worst.outcome is Outcome.PASSED:
         return Finding(name, Outcome.PASSED)
     bad = [one for one in compared if one.outcome is not Outcome.PASSED]
+    wrong = [one for one in (worst, *bad) if one.outcome is Outcome.FAILED]
     others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return Finding(
         name,
         worst.outcome,
         f"{row.text}{others}",
         advice=worst.advice,
-        diagnoses=next((seen for one in (worst, *bad) if (seen := diagnoses(one, around))), ()),
+        diagnoses=next((seen for one in wrong if (seen := diagnoses(one, around))), ()),
         tables=tuple(_evidence(worst)),
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from covector.kernels.comparison import BEYOND_DOUBT, Comparison
+from covector.kernels.comparison import BEYOND_DOUBT, BROADLY, WHOLE, Comparison
 from covector.verify.finding import Outcome
 
 
@@ -55,16 +56,29 @@ def row_of(way: str, comparisons: Sequence[Comparison]) -> Row:
     return Row(way, _OF_OUTCOME[worst.outcome], text, worst)
 
 
-def beyond_doubt(row: Row) -> Row:
-    """The row, inconclusive where what is wrong may be noise that the reference does not have."""
-    if row.status is not Status.FAILED or row.comparison is None or not row.comparison.wrong:
-        return row
-    doubtful = row.comparison.wrong[0].excess <= BEYOND_DOUBT
-    return replace(row, status=Status.INCONCLUSIVE) if doubtful else row
+def as_compared(comparison: Comparison) -> Comparison:
+    """As it was compared."""
+    return comparison
+
+
+def beyond_doubt(comparison: Comparison) -> Comparison:
+    """Inconclusive where what is wrong may be noise that the reference does not have."""
+    return _if_sure(comparison, any(m.excess > BEYOND_DOUBT for m in comparison.wrong))
+
+
+def broadly_wrong(comparison: Comparison) -> Comparison:
+    """Inconclusive where only a part is wrong, which a single rounding may have turned."""
+    return _if_sure(comparison, any(m.where == WHOLE and m.excess > BROADLY for m in comparison.wrong))
+
+
+def _if_sure(comparison: Comparison, sure: bool) -> Comparison:
+    if comparison.outcome is not Outcome.FAILED or not comparison.wrong:  # infinities, and shapes, are sure
+        return comparison
+    return comparison if sure else replace(comparison, outcome=Outcome.INCONCLUSIVE)
 
 
 def _badness(comparison: Comparison) -> tuple[int, float]:
-    excess = max(
-        [m.excess for m in comparison.wrong] or [comparison.worst.excess if comparison.worst else 0.0]
-    )
-    return _RANK.index(comparison.outcome), excess
+    """What is wrong for another reason than a ratio (a shape, a NaN, no gradient) says more than one."""
+    measured = comparison.wrong or ((comparison.worst,) if comparison.worst else ())
+    plain = math.inf if comparison.outcome is Outcome.FAILED else 0.0
+    return _RANK.index(comparison.outcome), max((measure.excess for measure in measured), default=plain)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._random import seeded
 from covector._tree import Arguments, Spec, flatten, leaf_paths
 from covector.verify.leaves import is_differentiable
 
@@ -109,7 +110,7 @@ def variables(leaves: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
 
 def random_like(tensors: Sequence[Any], seed: int) -> list[Tensor | None]:
     """Standard normal numbers for every floating-point tensor, in its dtype."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return [_random(t, generator) if is_differentiable(t) else None for t in tensors]
 
 

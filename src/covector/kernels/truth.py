@@ -43,6 +43,9 @@ def nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
 # chance, and an entry that the others cancel has their noise.
 SHARE = 0.02
 
+# A slice whose values are no more than so many times its noise is what is left of terms that cancel.
+CANCELLED = 4
+
 # The share of the entries without which a problem may be well-conditioned.
 NOISIEST = 0.125
 
@@ -139,10 +142,16 @@ class Truth:
 
     def _cut(self, slicing: Slicing) -> Cut:
         counts = slicing.sums(self.judged.double()).clamp_min(1.0)
-        level = slicing.sums(torch.where(self.judged, self.floor, 0.0)) / counts
-        # What is exactly zero, as the first row of a causal mask, has no noise of its own to compare with.
-        known = slicing.sums(torch.where(self.judged, self.golden.abs(), 0.0)) > 0
-        floor = self.steady_floor + SHARE * slicing.spread(torch.where(known, level, self.mean_floor / SHARE))
+        level, size = (
+            slicing.sums(torch.where(self.judged, squares, 0.0)) / counts
+            for squares in (self.floor, self.golden.square())
+        )
+        # What cancels, or is zero as the first row of a causal mask, may have the noise of the whole tensor:
+        # how much less the reference has there depends on its order of operations.
+        cancelled = torch.maximum(level, level.new_tensor(self.mean_floor / SHARE))
+        floor = self.steady_floor + SHARE * slicing.spread(
+            torch.where(size > CANCELLED**2 * level, level, cancelled)
+        )
         freedom = freedom_of_reference(torch.stack([slicing.sums(run / floor) for run in self.run_squares]))
         return Cut(slicing, floor, counts, min(freedom, self.golden.numel() / slicing.count))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from covector._chart import Chart, ShapeChange
 from covector._engine import graph, reverse
+from covector._random import seeded
 from covector._tree import Evaluation, flatten
 from covector.errors import ArgumentTypeError, ArgumentValueError
 from covector.transforms._door import summary
@@ -74,7 +75,7 @@ def given_cotangents(problem: Problem, grad_outputs: Any) -> tuple[Tensor, ...]:
 
 def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
     """Random cotangents for each differentiable output, on request not contiguous."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     outputs = problem.graph_outputs if problem.differentiable else []
     places = Chart.around(outputs, masked=problem.masked, is_output=True).places
     drawn = [(place, place.random(generator)) for place in places]

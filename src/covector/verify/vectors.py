@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart, Sampled, one_number, real_ones, reordered
+from covector._random import seeded
 from covector.verify import constants
 from covector.verify.leaves import same_bits
 
@@ -25,7 +26,7 @@ _ONE = torch.ones((), dtype=torch.float64)
 
 
 def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     if few_digits:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
@@ -45,7 +46,7 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
 
 
 def _drawn_normal(size: int, seed: int) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
 
 
 _kept_normal = lru_cache(maxsize=128)(_drawn_normal)

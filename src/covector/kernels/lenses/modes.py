@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from covector._engine.levels import DualLevel, GradLevel, unwrap, wrap
+from covector._random import seeded
 from covector.errors import first_sentence
 from covector.kernels import limits
 from covector.kernels.bench import Bench, Sample
@@ -109,10 +110,11 @@ def _forward(bench: Bench, name: str) -> Iterator[Row]:
         [doubled(x) for x in bench.leaves],
         [None if t is None else doubled(t) for t in tangents],
     )
-    generator = torch.Generator().manual_seed(bench.settings.seed)
+    generator = seeded(bench.settings.seed)
     eager = pushed(bench.reference, bench.leaves, tangents)
     runs = [
-        pushed(bench.reference, bench.nudged(bench.leaves, generator), tangents) for _ in range(limits.RUNS)
+        pushed(bench.reference, bench.nudged(bench.leaves, generator), bench.nudged(tangents, generator))
+        for _ in range(limits.RUNS)
     ]
     compared = []
     for i, output in enumerate(bench.output_names):

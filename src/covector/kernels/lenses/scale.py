@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from covector.kernels.bench import Bench, Sample, Truths, raised
 from covector.kernels.combined import Combined, judged
 from covector.kernels.comparison import Comparison
-from covector.kernels.row import Row, Status, beyond_doubt, row_of
+from covector.kernels.row import Row, Status, as_compared, beyond_doubt, broadly_wrong, row_of
 from covector.kernels.subject import Run, variables
 from covector.kernels.truth import Truth
 from covector.verify.finding import Outcome
@@ -41,11 +41,11 @@ def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
             [None if c is None else _times(c, cotangents) for c in bench.sample.cotangents],
         )
         truths = _unsaturated(bench.truths_of(sample), bench)
-        row = judged(bench, way, sample.leaves, sample.cotangents, truths)
-        # Large inputs saturate: one rounding decides which of two numbers is the larger one.
-        yield beyond_doubt(row) if inputs > 0 else row
-    for way, spoil in _SPECIAL:
-        yield _special(bench, way, spoil)
+        # Large inputs saturate: in some slice, one rounding decides which of two numbers is the larger one.
+        held = broadly_wrong if inputs > 0 else as_compared
+        yield judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
+    for special in _SPECIAL:
+        yield _special(bench, special)
 
 
 def _unsaturated(truths: Truths, bench: Bench) -> Truths:
@@ -104,29 +104,21 @@ def _zeros(tensor: Tensor) -> None:
     flat[0::7], flat[3::7] = 0.0, -0.0
 
 
-_SPECIAL: tuple[tuple[str, Callable[[Tensor], None]], ...] = (
-    ("a NaN in every input", _put(lambda info: math.nan)),
-    ("an infinity in every input", _put(lambda info: math.inf)),
-    ("a number at the edge of the dtype in the first input", _put(lambda info: info.max / 2)),
-    ("zeros of both signs", _zeros),
-)
-
-
-def _special(bench: Bench, way: str, spoil: Callable[[Tensor], None]) -> Row:
+def _special(bench: Bench, special: Special) -> Row:
     """Outputs alone: what becomes of infinities in a gradient depends on the order of operations."""
+    way, chosen = special.way, bench.arguments.chosen
     leaves = list(bench.leaves)
-    for index in bench.arguments.chosen[:1] if "first input" in way else bench.arguments.chosen:
+    for index in chosen[:1] if "first input" in way else chosen:
         leaves[index] = bench.leaves[index].detach().clone(memory_format=torch.contiguous_format)
         if leaves[index].numel():
-            spoil(leaves[index])
+            special.spoil(leaves[index])
     truths = bench.truths_of(Sample(leaves, bench.sample.cotangents))
     try:
         with torch.no_grad():
             outputs = bench.kernel(variables(leaves, ()))
     except Exception as error:
         return Row(way, Status.FAILED, raised(error))
-    compared = bench.compared_outputs(Run(outputs), truths)
-    return row_of(way, [_finiteness(one) for one in compared])
+    return row_of(way, list(map(special.held, bench.compared_outputs(Run(outputs), truths))))
 
 
 def _finiteness(comparison: Comparison) -> Comparison:
@@ -149,3 +141,19 @@ def _lost(got: Tensor, truth: Truth) -> tuple[int, ...] | None:
     known = truth.judged & (truth.errors.abs().amax(0) < _SURE * size) & (size > info.tiny / info.eps)
     wrong = torch.nonzero(known & ((got - truth.golden).abs() > _NOTHING_LIKE * size))
     return tuple(wrong[0].tolist()) if len(wrong) else None
+
+
+class Special(NamedTuple):
+    """Numbers that are put into the inputs, and what is then held against a kernel."""
+
+    way: str
+    spoil: Callable[[Tensor], None]
+    held: Callable[[Comparison], Comparison] = _finiteness
+
+
+_SPECIAL = (
+    Special("a NaN in every input", _put(lambda info: math.nan)),
+    Special("an infinity in every input", _put(lambda info: math.inf)),
+    Special("a number at the edge of the dtype in the first input", _put(lambda info: info.max / 2)),
+    Special("zeros of both signs", _zeros, beyond_doubt),
+)
