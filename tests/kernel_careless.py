@@ -415,6 +415,7 @@ TABLE: list[Careless] = [
     Careless("scale", "inputs x 2^0, cotangents x 2^-20", SmallCotangents.apply),
     Careless("scale", "edge of the dtype", squared_norm, squared_norm_reference),
     Careless("scale", "zeros of both signs", lambda x: 1 / (x + 0.0), lambda x: 1 / x),
+    Careless("scale", "zeros of both signs", lambda x: torch.where(x == 0, 1.0, x), lambda x: x + 0.0),
     Careless("scale", "an infinity in every input", lambda x: x.clamp(-1e30, 1e30), lambda x: x + 0.0),
     Careless(
         "scale",
