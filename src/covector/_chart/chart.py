@@ -13,7 +13,6 @@ from torch import Tensor
 from covector._chart.layouts import is_sparse, real_dtype
 from covector._chart.place import Place
 from covector._chart.sparse import SparsePlace
-from covector._random import seeded
 
 AnyPlace: TypeAlias = Place | SparsePlace
 
@@ -287,7 +286,7 @@ def sampled(chart: Chart, count: int | None, base: Tensor | None, seed: int) -> 
     """The chart, or a random sample of `count` of its coordinates if it has more."""
     if count is None or chart.size <= count:
         return chart
-    generator = seeded(seed)
+    generator = torch.Generator().manual_seed(seed)
     kept = torch.randperm(chart.size, generator=generator)[:count].sort()[0]
     dtype = real_dtype(chart.places[0].dtype) if len(chart.places) == 1 else torch.float64
     nothing = torch.zeros(1, dtype=dtype).expand(chart.size)
