@@ -13,7 +13,6 @@ from covector._engine import levels
 from covector._engine.compiled import outside_graphs
 from covector._engine.memory import give_back
 from covector._linear import LinearMap, NoForwardRule, Pushforward
-from covector._random import seeded
 from covector._tree import Arguments
 from covector.errors import ArgumentTypeError, ArgumentValueError, ForwardModeWarning, PatternError, warn
 from covector.sparsity.derivative import Jacobian
@@ -98,7 +97,7 @@ def require(
     plan: SparsePlan, arguments: Arguments, values: Tensor | None, *, points: int, seed: int = 0
 ) -> PatternCheck:
     """Raise if the plan is wrong at one of the points; `values` are those at the first, if known."""
-    generator = seeded(seed)
+    generator = torch.Generator().manual_seed(seed)
     largest, products = 0.0, 0
     used = torch.zeros(plan.pattern.nnz, dtype=torch.bool)
     for number in range(points):

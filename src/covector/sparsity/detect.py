@@ -18,7 +18,6 @@ from torch import Tensor
 from covector._engine import forward, reverse
 from covector._engine.memory import give_back
 from covector._engine.reverse import Run
-from covector._random import seeded
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, ResourceError
 from covector.sparsity.dependence import ALL, Dependence
@@ -130,7 +129,7 @@ def _pulled(tracker: Tracker, run: Run, leaves: list[Any], chosen: Sequence[int]
 
 def _random_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Random numbers, which are none of the caller's: the same at every call."""
-    generator = seeded(0)
+    generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(tensor.shape, dtype=torch.float64, generator=generator).to(tensor) for tensor in tensors
     ]
