@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covector._random import seeded
-
 LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
 EVERY = LOW | {torch.float64, torch.complex128}
 
@@ -37,7 +35,7 @@ class RandomRounding(TorchDispatchMode):
     def __init__(self, seed: int, dtypes: set[torch.dtype] = LOW) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dtypes = dtypes
-        self._generator = seeded(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do the operation on numbers that are rounded at random, and round what is new in its result."""

@@ -26,7 +26,7 @@ _ONE = torch.ones((), dtype=torch.float64)
 
 
 def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
-    generator = seeded(seed)
+    generator = torch.Generator().manual_seed(seed)
     if few_digits:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
