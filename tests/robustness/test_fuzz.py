@@ -172,17 +172,33 @@ KEPT = [
     Example("gradgradcheck", inputs=(Leaf(), Leaf()), function=Function("detach", "the first, as it is")),
     # A function that does something else the next time.
     Example("gradgradcheck", function=Function("sin", "tensor", "returns None", 2)),
+    Example("gradgradcheck", function=Function("abs", "tree", "changes shape", 2)),
     Example("jacobian_plan", function=Function("flip", "tensor", "changes shape", 7)),
     Example("compile", function=Function("solve", "detached")),
     Example("compile", function=Function("branch", "complex"), keywords={"differentiable": True}),
     Example("kernelcheck", function=Function("sqrt", "scalar", "turns gradients off", 7)),
     Example("agree", function=Function("in place", "tensor", "turns gradients off", 6)),
+    Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
+    Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),
 ]
 
 
 @pytest.mark.parametrize("example", KEPT, ids=lambda e: f"{e.door}-{e.function.body}")
 def test_what_once_failed(example: Example) -> None:
     tried(example)
+
+
+# Later than this, doors have done what differs from one run to the next.
+RUNS = 25
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("misbehaviour", ["returns None", "changes shape"])
+@pytest.mark.parametrize("door", DOORS)
+def test_something_else_from_any_run_on(door: str, misbehaviour: str) -> None:
+    """A function that is not one, whichever run shows it."""
+    for at in range(1, RUNS + 1):
+        tried(Example(door, function=Function("abs", "tree", misbehaviour, at)))
 
 
 # --- what has not failed yet

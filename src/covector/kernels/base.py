@@ -80,6 +80,8 @@ def _elsewhere(bench: Bench) -> dict[str, Tensor]:
         run = bench.reference.run(variables(leaves, bench.arguments.chosen), cotangents)
     except Exception:  # the inputs have a structure that it insists on
         return {}
+    if len(run.outputs) != len(bench.output_names):  # nothing that could be compared
+        return {}
     named = [*zip(bench.output_names, run.outputs, strict=True)]
     named += [(f"grad {name}", g) for name, g in zip(bench.names, run.gradients, strict=True)]
     return {name: tensor for name, tensor in named if is_differentiable(tensor)}

@@ -14,7 +14,7 @@ from covector.kernels.bench import Bench
 from covector.kernels.subject import random_like, variables
 from covector.kernels.truth import real
 from covector.verify.finding import Finding, Outcome
-from covector.verify.leaves import doubled
+from covector.verify.leaves import doubled, is_differentiable
 
 # How many numbers of the inputs and outputs are looked at; of large ones, where there is a suspicion.
 _NUMBERS, _FEW = 64, 4
@@ -61,7 +61,11 @@ def _in_double(bench: Bench, leaves: list[Any]) -> list[Any] | None:
             outputs = bench.kernel(leaves)
     except Exception:  # it does not take it
         return None
+    if len(outputs) != len(bench.truths.outputs):
+        return None
     for got, truth in zip(outputs, bench.truths.outputs, strict=True):
+        if truth is not None and not is_differentiable(got):
+            return None
         if truth is not None and real(got).shape == truth.golden.shape:
             golden = truth.golden[truth.judged]
             apart = (real(got)[truth.judged] - golden).norm()
