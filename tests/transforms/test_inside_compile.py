@@ -276,6 +276,18 @@ def test_sizes_that_are_unknown(group):
     assert counter.frame_count == 1
 
 
+def test_attention_of_what_is_trained():
+    """The gradient can be differentiated by a captured weight, which that of the fused kernel cannot."""
+    torch._dynamo.reset()
+    derivative = covector.grad(lambda x: attention(x * weight).square().sum())
+    result = torch.compile(derivative, fullgraph=True, backend="aot_eager")(x)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = derivative(x)
+    assert_close(result, expected)
+    (got,), (wanted,) = (torch.autograd.grad(r.sum(), weight) for r in (result, expected))
+    assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, pytest.param(3.0, marks=pytest.mark.sweep)])
 def test_distances(p):
     """Jacobians of `cdist`, whose batched backward is wrong in torch, and its second derivative."""

@@ -115,10 +115,11 @@ def record(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
-    nested = levels.traced_inside()
+    # A program may be differentiated again: by a transform around it, or by what it captures.
+    twice = tracing() and (torch.is_grad_enabled() or levels.traced_inside())
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, twice=nested)
+        evaluation = _run(run, inner, twice=twice)
     variables = list(map(inner.__getitem__, chosen))
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
