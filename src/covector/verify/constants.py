@@ -116,7 +116,8 @@ BATCH_NUMBERS = 1 << 19
 """Numbers of input and output in one batch: beyond what a cache holds, larger batches are slower."""
 
 FEW_NUMBERS = 1 << 14
-"""Up to this many numbers, one batch of single columns costs less than finding out which axes are aligned."""
+"""Up to this many numbers, one batch of single columns costs less than a guess at who owns a cell, and than
+finding out which axes are aligned."""
 
 NAMED = 8
 """How many wrong entries a report names."""

@@ -75,7 +75,8 @@ class Examiner:
 
     def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, Cells]]:
         """What is differenced at once: some groups, their noise, the length of a step, and its cells."""
-        noise, size = self.noise(look), self.numeric.columns_at_once
+        noise = self.noise(look)
+        size = 1 if len(look) == 1 else self.numeric.columns_at_once
         for length, which in self._lengths(look, noise):
             if which is True and len(look) <= size:
                 yield look, noise, length, which
@@ -139,7 +140,7 @@ class Examiner:
             # A little more, for the rounding of steps.
             needed = 1.001 * noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
         lengths, most = list(look.lengths), needed.max()
-        if most <= lengths[0] or len(look) > 1 or self.numeric.columns_are_cheap:
+        if most <= lengths[0] or len(look) > 1 or needed.size == 1:
             return [(next((length for length in lengths if most <= length), 1.0), True)]
         chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
         return [(float(length), chosen == length) for length in np.unique(chosen)]

@@ -218,9 +218,13 @@ class Numeric:
 
     @property
     def columns_are_cheap(self) -> bool:
-        """Whether one batch of single columns costs less than finding out who owns which cell."""
+        """Whether one batch of single columns costs less than a guess at who owns which cell.
+
+        Few custom Functions can be evaluated at many points at once.
+        """
         height, width = self.problem.shape
-        return width * (width + height) <= constants.FEW_NUMBERS
+        few = width * (width + height) <= constants.FEW_NUMBERS
+        return few and self.batches and not graph.through_custom(self.problem.reached.inner)
 
     @property
     def knows_columns(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,23 @@ _KEPT = 1 << 12
 _ONE = torch.ones((), dtype=torch.float64)
 
 
-def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
+def _kept(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same, not drawn again if there are few numbers; the first argument says how many."""
+    again = lru_cache(maxsize=128)(draw)
+
+    @wraps(draw)
+    def drawn(size: int, *args: Any, **kwargs: Any) -> Tensor:
+        return (again if size <= _KEPT else draw)(size, *args, **kwargs)
+
+    return drawn
+
+
+@_kept
+def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
+    """Numbers between 1 and 2 with random signs: no wrong entry is weighed down, and no two cancel.
+
+    With few digits, they are the same numbers in every precision; with all of them, a cast shows.
+    """
     generator = torch.Generator().manual_seed(seed)
     if few_digits:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
@@ -34,27 +51,10 @@ def _drawn_weights(size: int, seed: int, few_digits: bool) -> Tensor:
     return beyond.add_(torch.copysign(_ONE, beyond))
 
 
-_kept_weights = lru_cache(maxsize=128)(_drawn_weights)
-
-
-def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
-    """Numbers between 1 and 2 with random signs: no wrong entry is weighed down, and no two cancel.
-
-    With few digits, they are the same numbers in every precision; with all of them, a cast shows.
-    """
-    return (_kept_weights if size <= _KEPT else _drawn_weights)(size, seed, few_digits)
-
-
-def _drawn_normal(size: int, seed: int) -> Tensor:
-    return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
-
-
-_kept_normal = lru_cache(maxsize=128)(_drawn_normal)
-
-
+@_kept
 def normal(size: int, seed: int) -> Tensor:
     """Normally distributed numbers."""
-    return _kept_normal(size, seed) if size <= _KEPT else _drawn_normal(size, seed)
+    return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
 
 
 def stacked(rows: list[Tensor]) -> Tensor:
@@ -69,6 +69,7 @@ def unit(size: int, index: int) -> Tensor:
     return vector
 
 
+@_kept
 def _uneven(size: int, seed: int) -> Tensor:
     """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
     generator = np.random.default_rng(seed)
