@@ -60,7 +60,7 @@ class _Decision:
             self._record.show(visible)
             if suspects is None:
                 continue
-            if look.guessed and suspects.many:
+            if look.guessed and (suspects.many or self._numeric.columns_are_cheap):
                 self._record.drop_look()  # the guess itself may be wrong
                 return False
             remaining = self._examiner.doubled(suspects)

@@ -140,7 +140,7 @@ class Examiner:
             # A little more, for the rounding of steps.
             needed = 1.001 * noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
         lengths, most = list(look.lengths), needed.max()
-        if most <= lengths[0] or len(look) > 1 or needed.size == 1:
+        if most <= lengths[0] or len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:
             return [(next((length for length in lengths if most <= length), 1.0), True)]
         chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
         return [(float(length), chosen == length) for length in np.unique(chosen)]

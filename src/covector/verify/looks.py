@@ -316,12 +316,12 @@ def ladder(numeric: Numeric, probes: int, seed: int) -> Iterator[list[Look]]:
     width = numeric.problem.inputs.size
     if 0 < probes < width:
         yield [signs(width, probes, seed)]
-    if not numeric.columns_are_cheap:
+    if not (numeric.columns_are_cheap and numeric.may_batch):
         guess = elementwise(numeric.problem, seed)
         if guess is not None:
             yield [guess]
-        if may_align(numeric.problem):
-            looks = axes(numeric, seed)
-            if 2 * sum(map(len, looks)) <= width:
-                yield looks
+    if not numeric.columns_are_cheap and may_align(numeric.problem):
+        looks = axes(numeric, seed)
+        if 2 * sum(map(len, looks)) <= width:
+            yield looks
     yield [singles(width)]

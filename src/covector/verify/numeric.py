@@ -218,13 +218,14 @@ class Numeric:
 
     @property
     def columns_are_cheap(self) -> bool:
-        """Whether one batch of single columns costs less than a guess at who owns which cell.
-
-        Few custom Functions can be evaluated at many points at once.
-        """
+        """Whether one batch of single columns costs less than finding out who owns which cell."""
         height, width = self.problem.shape
-        few = width * (width + height) <= constants.FEW_NUMBERS
-        return few and self.batches and not graph.through_custom(self.problem.reached.inner)
+        return width * (width + height) <= constants.FEW_NUMBERS
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether a batch is worth a try; of custom Functions few can be evaluated at many points at once."""
+        return self.batches and not graph.through_custom(self.problem.reached.inner)
 
     @property
     def knows_columns(self) -> bool:
