@@ -48,7 +48,7 @@ kernels: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton_kernels.py tests/kernels/test_cpp_kernels.py
 
 # Everything beside its peers, as ratios: tables, figures and benchmarks/results/<date>.json (benchmarks/README.md).
-# ONLY="gradcheck growth" chooses, QUICK=1 measures less of it, AGAIN=1 measures anew, COMPARE=<file> shows what
+# ONLY="gradcheck growth" chooses, QUICK=1 takes under five minutes, AGAIN=1 measures anew, COMPARE=<file> shows what
 # moved, MEMORY=20 and SECONDS=120 let a process of the area growth take 20 GB and two minutes. A run that was stopped
 # is continued.
 bench: $(READY)
