@@ -56,17 +56,17 @@ class Slopes:
         """How far errors of this size put a slope off."""
         return constants.SIGMAS * _OF_SLOPE * level / self.length
 
-    @property
+    @lazy
     def noise(self) -> np.ndarray:
         """How far noise may put the values off."""
         return self._of_slope(self.level)
 
-    @property
+    @lazy
     def bound(self) -> np.ndarray:
         """How far the values may be off."""
         return self.truncation + self.noise
 
-    @property
+    @lazy
     def side_noise(self) -> np.ndarray:
         """The noise of the one-sided slopes."""
         return self._of_slope(np.maximum(self.left_level, self.right_level))
@@ -76,18 +76,18 @@ class Slopes:
         """How far the one-sided slopes are apart."""
         return abs(self.right - self.left)
 
-    @property
+    @lazy
     def bent(self) -> np.ndarray:
         """Where they are apart by more than the noise on either side explains."""
         size = abs(self.left) + abs(self.right)
         return (self.gap > 10 * self.side_noise + 1e-3 * size) & (self.noise > self.side_noise)
 
-    @property
+    @lazy
     def straight(self) -> np.ndarray:
         """Where the values lie on a line, as far as noise tells; steps never look like a curve."""
         return ~(self.curvature > constants.CURVED * self.level)
 
-    @property
+    @lazy
     def resolves(self) -> np.ndarray:
         """Where the slope is larger than its bound."""
         return abs(self.value) > self.bound
