@@ -433,16 +433,40 @@ def branching(x):
     return (x.cos() * weight).sum()
 
 
-@pytest.mark.parametrize("function", [StraightThrough, Legacy])
-def test_a_custom_function(function):
-    """In one graph, too; dynamo of torch 2.9 refuses it there, in words of its own."""
-    gradient = covector.grad(lambda x: (function.apply(x) * x).sum())
+def compiled(function, **options):
+    """The result of a compiled call; dynamo of torch 2.9 refuses a custom Function, in words of its own."""
     torch._dynamo.reset()
     try:
-        got = torch.compile(gradient, fullgraph=True, backend="aot_eager")(x)
+        return torch.compile(function, **options)(x)
     except torch._dynamo.exc.InternalTorchDynamoError as error:
-        got = gradient(x) if "must override the setup_context" in str(error) else None
-    assert_close(got, 2 * x + x.round())
+        return function(x) if "must override the setup_context" in str(error) else None
+
+
+@pytest.mark.parametrize("function", [StraightThrough, Legacy])
+def test_a_custom_function(function):
+    """In one graph, too."""
+    gradient = covector.grad(lambda x: (function.apply(x) * x).sum())
+    assert_close(compiled(gradient, fullgraph=True, backend="aot_eager"), 2 * x + x.round())
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    {
+        "gradient of a gradient": lambda f: covector.grad(lambda x: covector.grad(f)(x).sum()),
+        "hessian": covector.hessian,
+        "forward over reverse": lambda f: covector.jacfwd(covector.grad(f)),
+        "forward": lambda f: lambda x: covector.jvp(f, (x,), (u,))[1],
+    }.values(),
+)
+@pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+def test_the_backward_of_a_custom_function_that_is_differentiated(derivative):
+    """It is taken as constant by torch, silently: refused, or without fullgraph computed eagerly."""
+    function = derivative(lambda x: (Legacy.apply(x) * x).sum())
+    refusals = torch._dynamo.exc.Unsupported, torch._dynamo.exc.InternalTorchDynamoError
+    torch._dynamo.reset()
+    with pytest.raises(refusals, match=r"takes the backward of a custom|must override the setup_context"):
+        torch.compile(function, backend="eager", fullgraph=True)(x)
+    assert_close(compiled(function, backend="eager"), function(x))
 
 
 def test_a_branch_on_values():

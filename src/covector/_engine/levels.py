@@ -43,6 +43,14 @@ def _depth() -> int:
 _depth._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def gradients_around() -> int:
+    """How many levels of reverse mode there are around the innermost one, while dynamo traces."""
+    return sum(level.key() == _GRAD for level in (stack.get_interpreter_stack() or ())[:-1])
+
+
+gradients_around._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def traced_inside() -> bool:
     """Whether what is traced by dynamo runs inside another transform."""
     return tracing() and _depth() > 0

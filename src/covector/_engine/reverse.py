@@ -116,17 +116,17 @@ def record(
 ) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
     # A program may be differentiated again: by a transform around it, or by what it captures.
-    twice = tracing() and (torch.is_grad_enabled() or levels.traced_inside())
+    again = tracing() and (torch.is_grad_enabled() or levels.traced_inside())
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, twice=twice)
+        evaluation = _run(run, inner, order=1, again=again)
     variables = list(map(inner.__getitem__, chosen))
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
-def _run(run: Run, leaves: list[Any], *, twice: bool) -> Evaluation:
-    """Run the function on these leaves; if dynamo traces that, the derivative may be taken `twice`."""
-    return run_traced(run, leaves, twice=twice) if tracing() else run(leaves)
+def _run(run: Run, leaves: list[Any], *, order: int, again: bool) -> Evaluation:
+    """Run the function on these leaves, of which `order` derivatives are taken, and `again` perhaps more."""
+    return run_traced(run, leaves, order=order, again=again) if tracing() else run(leaves)
 
 
 def resumed(
@@ -154,7 +154,7 @@ def record_gradient(
     """
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, twice=True)
+        evaluation = _run(run, inner, order=2, again=True)
         variables = [inner[index] for index in chosen]
         (value,) = evaluation.outputs
         pulled: Sequence[Tensor | None] = [None] * len(variables)
@@ -262,7 +262,7 @@ def linearize(
     """Run the function and its pullback once, and keep the graph of the pullback."""
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, twice=True)
+        evaluation = _run(run, inner, order=2, again=True)
         variables = [inner[index] for index in chosen]
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [

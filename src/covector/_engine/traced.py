@@ -6,6 +6,7 @@ it, and pull back. Nothing can be asked of the autograd graph or of values: the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms as peer
+from torch._functorch.autograd_function import autograd_function_apply
 from torch.overrides import TorchFunctionMode
 
 from covector._engine import levels
 from covector._engine.attention import differentiable_attention
 from covector._tree import Evaluation
+from covector.errors import UnsupportedError
 
 
 class TracedScope:
@@ -80,11 +83,35 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = No
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
 
 
-def run_traced(run: Callable[[list[Any]], Evaluation], leaves: list[Any], *, twice: bool) -> Evaluation:
-    """The function on these leaves, by operations whose derivatives can be batched, or taken `twice`.
+def run_traced(
+    run: Callable[[list[Any]], Evaluation], leaves: list[Any], *, order: int, again: bool
+) -> Evaluation:
+    """The function on these leaves, by operations whose derivatives can be batched.
 
-    Fused attention, which has no second derivative, is elsewhere tried first, and done again without where it
+    `order` says how many derivatives are taken on this level, `again` whether others may follow. Fused
+    attention, which has no second derivative, is elsewhere tried first, and done again without where it
     fails; dynamo does not do a thing twice.
     """
-    with _Distances(), differentiable_attention() if twice else nullcontext():
-        return run(leaves)
+    before = _custom_functions()
+    with _Distances(), differentiable_attention() if again or order > 1 else nullcontext():
+        evaluation = run(leaves)
+    if order + levels.gradients_around() > 1 and _custom_functions() > before:
+        raise UnsupportedError(_CUSTOM)
+    return evaluation
+
+
+_CUSTOM = (
+    "inside torch.compile, torch takes the backward of a custom autograd.Function as constant; second "
+    "derivatives, and forward mode, which goes through it, would be wrong. covector.compile gives the right "
+    "ones, and so does a call that is not compiled."
+)
+
+
+def _custom_functions() -> int:
+    """How many custom Functions the program that is being traced applies."""
+    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
+    return sum(node.target is autograd_function_apply for node in translator.output.graph.nodes)
+
+
+# dynamo calls it while it traces, as it does for `levels.gradients_around`.
+_custom_functions._dynamo_marked_constant = True  # type: ignore[attr-defined]

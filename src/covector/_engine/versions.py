@@ -48,6 +48,7 @@ NEEDED = (
     "torch._C._functorch.unwrap_if_dead",
     "torch._functionalize_sync",
     "torch._is_functional_tensor",
+    "torch._functorch.autograd_function.autograd_function_apply",
     "torch._functorch.eager_transforms.JVP_NESTING",
     "torch._functorch.eager_transforms._autograd_grad",
     "torch._functorch.eager_transforms._create_differentiable",
