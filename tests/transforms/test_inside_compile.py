@@ -240,7 +240,6 @@ OF_ANY_SIZE = {
         "jvp": lambda x: covector.jvp(wave, (x,), (x,)),
         "linearize": lambda x: covector.linearize(wave, x)[1](x),
         "hvp": lambda x: covector.hvp(lambda x: wave(x).sum(), (x,), (x,)),
-        "of a custom Function": covector.grad(lambda x: (StraightThrough.apply(x) * x).sum()),
         "in a batch": lambda x: torch.vmap(covector.grad(lambda x: wave(x).sum()))(x[:, None] * x),
     },
     "Jacobians": {
@@ -442,11 +441,13 @@ def compiled(function, **options):
         return function(x) if "must override the setup_context" in str(error) else None
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("function", [StraightThrough, Legacy])
-def test_a_custom_function(function):
+def test_a_custom_function(function, dynamic):
     """In one graph, too."""
     gradient = covector.grad(lambda x: (function.apply(x) * x).sum())
-    assert_close(compiled(gradient, fullgraph=True, backend="aot_eager"), 2 * x + x.round())
+    result = compiled(gradient, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    assert_close(result, 2 * x + x.round())
 
 
 @pytest.mark.parametrize(
