@@ -36,7 +36,7 @@ def test_a_convolution_with_trees():
 
     report = covector.check_adjoint(forward, adjoint, {"x": randn(1, 3, 6, 5)}, randn(1, 2, 6, 5))
     assert report, report
-    assert len(report.tables[0].rows) == 5
+    assert len(report.tables[0].rows) == 6
 
 
 WRONG = {
@@ -78,3 +78,12 @@ def test_calls_that_make_no_sense():
         covector.check_adjoint(torch.sin, None, randn(2), randn(2))
     with pytest.raises(ArgumentTypeError, match="x holds no floating-point tensor"):
         covector.check_adjoint(torch.sin, torch.sin, torch.arange(2), randn(2))
+
+
+@pytest.mark.parametrize("size", [8, 256])
+def test_a_factor_shows_in_low_precision(size):
+    """Random vectors are nearly orthogonal; a vector and its image are not."""
+    matrix = randn(size, size).to(torch.bfloat16)
+    x, y = (randn(size).to(torch.bfloat16) for _ in range(2))
+    assert covector.check_adjoint(lambda x: matrix @ x, lambda y: matrix.T @ y, x, y)
+    assert not covector.check_adjoint(lambda x: matrix @ x, lambda y: 1.25 * (matrix.T @ y), x, y)
