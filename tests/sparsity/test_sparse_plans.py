@@ -379,6 +379,47 @@ def test_compiled_plans():
     torch.testing.assert_close(torch.vmap(lambda x: fast.values(x, y))(points)[1], plan(x + 1, y).values())
 
 
+class Scaled:
+    """A function with an attribute of each kind that may change after a plan was compiled."""
+
+    def __init__(self):
+        self.scale = torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64)
+        self.gain = 2.0
+
+    def __call__(self, x):
+        return (self.scale * self.gain) * x**2 + x.roll(1) * self.scale[0]
+
+
+def twice_as_large(function):
+    function.scale.mul_(2)
+
+
+def another_tensor(function):
+    function.scale = function.scale + 1
+
+
+def another_number(function):
+    function.gain += 1
+
+
+@pytest.mark.parametrize("change", [twice_as_large, another_tensor, another_number])
+@pytest.mark.parametrize("way", ["jacobian", "hessian", "value", "entries"])
+def test_a_compiled_plan_sees_what_changes_outside(change, way):
+    """Also where what is captured enters only products with other constants, which are computed once."""
+    function, x = Scaled(), torch.rand(3, dtype=torch.float64)
+    if way == "hessian":
+        plan = covector.hessian_plan(lambda x: function(x).sum(), x)
+    else:
+        plan = covector.jacobian_plan(function, x)
+    compiled = covector.compile(plan.values, backend="replay") if way == "entries" else plan.compile("replay")
+    ask = {"value": lambda plan: plan.value_and_jacobian(x), "entries": lambda plan: plan(x)}.get(way)
+    ask = ask or (lambda plan: plan(x).values())
+    before = ask(compiled)
+    change(function)
+    torch.testing.assert_close(ask(compiled), plan.values(x) if way == "entries" else ask(plan))
+    assert not torch.equal(flatten(ask(compiled))[0][0].to_dense(), flatten(before)[0][0].to_dense())
+
+
 def test_compiled_hessians_and_modes():
     x = torch.rand(30, dtype=torch.float64)
     for plan in (covector.jacobian_plan(burgers, x, mode="forward"), covector.hessian_plan(chain, x)):

@@ -95,7 +95,8 @@ def outside_of(function: Any) -> Outside:
             found.tensors.setdefault(id(value), []).append(place)
             continue
         if is_plain(value):
-            found.values.append(place)
+            if not _is_fixed(place):
+                found.values.append(place)
             continue
         if isinstance(value, list | tuple | dict) and len(value) > _MOST_ITEMS:
             found.skipped.append(f"{place.name or 'a container'} with {len(value)} items")
@@ -109,7 +110,12 @@ def outside_of(function: Any) -> Outside:
 
 def _may_change(place: Place) -> bool:
     """Whether something else may stand there later. What is made anew at each look cannot be compared."""
-    return getattr(place.get, "func", None) is not _identity and place.get() is place.value
+    return not _is_fixed(place) and place.get() is place.value
+
+
+def _is_fixed(place: Place) -> bool:
+    """Whether nothing else can stand there."""
+    return getattr(place.get, "func", None) is _identity
 
 
 def _inside(value: Any, name: str, seen: set[int] | frozenset[int]) -> Iterator[Place]:

@@ -24,6 +24,11 @@ class Jacobian:
     symmetric: ClassVar[bool] = False
     verb: ClassVar[str] = "jacobian_plan"
 
+    @property
+    def __wrapped__(self) -> Any:
+        """The function, where a compiler looks for what is captured."""
+        return self.caller.function
+
     def run(self, arguments: Arguments) -> Run:
         """The function on copies of flat leaves, so that one that works in place can be run again."""
         inner = runner(self.caller, arguments, _accept_real, has_aux=False)
@@ -49,6 +54,11 @@ class Hessian:
     caller: Caller
     symmetric: ClassVar[bool] = True
     verb: ClassVar[str] = "hessian_plan"
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The function, where a compiler looks for what is captured."""
+        return self.caller.function
 
     def run(self, arguments: Arguments) -> Run:
         """The gradient on flat leaves."""

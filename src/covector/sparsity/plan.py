@@ -74,6 +74,11 @@ class SparsePlan(Plan):
     fallbacks: dict[str, int] = field(kw_only=True)
     interleaved: bool = field(kw_only=True, default=False)
 
+    @property
+    def __wrapped__(self) -> Any:
+        """The function, where a compiler looks for what is captured."""
+        return self.derivative.caller.function
+
     @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The derivative at these arguments, as a sparse matrix; of trees, a tree of such blocks."""

@@ -29,22 +29,33 @@ class Programs(NamedTuple):
         return cls(str(backend), products, _compiled(plan, plan._value_and_products, backend))
 
 
+class _OfTensors:
+    """What a plan computes, as a function of the tensors among its arguments.
+
+    Whoever traces it reads what the function of the plan, `__wrapped__`, takes from outside at each call; the
+    plan itself does not change.
+    """
+
+    def __init__(self, plan: SparsePlan, compute: Callable[[Arguments], Any]) -> None:
+        self.__wrapped__ = plan.derivative.caller.function
+        self.__name__ = plan.derivative.caller.name
+        self._example = plan._example
+        self._compute = compute
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if leaf is None else leaf for leaf in self._example.leaves]
+        return self._compute(self._example.at(leaves))
+
+
 def _compiled(
     plan: SparsePlan, compute: Callable[[Arguments], Any], backend: Any
 ) -> Callable[[Arguments], Any]:
     """A function of the arguments of a call, compiled as one of the tensors among them."""
-    example = plan._example
-    template = list(example.leaves)
-
-    def of_tensors(*tensors: Tensor) -> Any:
-        given = iter(tensors)
-        leaves = [next(given) if leaf is None else leaf for leaf in template]
-        return compute(example.at(leaves))
-
-    of_tensors.__name__ = plan.derivative.caller.name
-    program = compile(of_tensors, backend=backend)
+    program = compile(_OfTensors(plan, compute), backend=backend)
+    tensors = [index for index, leaf in enumerate(plan._example.leaves) if leaf is None]
 
     def of_arguments(arguments: Arguments) -> Any:
-        return program(*(leaf for leaf in arguments.leaves if isinstance(leaf, Tensor)))
+        return program(*[arguments.leaves[index] for index in tensors])
 
     return of_arguments
