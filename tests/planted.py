@@ -167,6 +167,11 @@ SQUARES, VECTOR, TABLE = normal((4, 4), (4, 4)), away((8,)), away((4, 5))
 
 PLANTED = {
     "sign": Planted(cubed(lambda d: -d), cubed(lambda d: -2 * d), VECTOR),
+    "without sign": Planted(
+        ruled(lambda x, t: (x - t).abs(), lambda g, x, t: (g, -g * (x - t).sign())),
+        ruled(lambda x, t: (x - t).abs(), lambda g, x, t: (g * (x - t), -g * (x - t).sign())),
+        normal((8,), (8,)),
+    ),
     "factor": Planted(cubed(lambda d: 2 * d), cubed_where(lambda x: x < 0, 2.0), VECTOR),
     "power": Planted(
         ruled(cube, lambda g, x: 2 * g * x), ruled(cube, lambda g, x: g * (2 * x + 0.1)), VECTOR
@@ -251,6 +256,11 @@ PLANTED = {
         ruled(lambda x: x.sin().tril(), lambda g, x: g * x.cos()),
         ruled(lambda x: x.sin().tril(), lambda g, x: g.tril() * x.cos() + 0.01 * x * g.tril()),
         away((4, 4)),
+    ),
+    "inverted mask": Planted(
+        ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < 0.2)),
+        ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < -0.9)),
+        VECTOR,
     ),
     "overwritten": Planted(
         ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_copy(0, REPEATED, g)),

@@ -38,7 +38,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "unbiased": ({"factor", "normalisation"}, "unbiased"),
     "factor": ({"factor", "broadcast"}, ""),
     "sign": ({"sign"}, ""),
-    "branch": ({"both sides", "negative inputs", "threshold"}, ""),
+    "branch": ({"both sides", "negative inputs", "threshold", "without sign", "inverted mask"}, ""),
     "chain": ({"power", "chain rule"}, ""),
     "cotangent": ({"cotangent ignored"}, ""),
     "permuted": ({"transposed"}, "dimension"),
@@ -147,7 +147,7 @@ AREA = Area(
     "diagnosis",
     "The first diagnosis that a report shows of planted everyday bugs (`benchmarks/diagnosis`): how many were"
     " not named (silent, misleading, or the check passed; 20 % may be), how many of them misled (3 % may), "
-    "and how many passed. They were written by the authors of covector, before the rules were read; of the near "
-    "misses no diagnosis is right. No peer has diagnoses.",
+    "and how many passed. They were written by the authors of covector, before the rules were read; of the "
+    "near misses no diagnosis is right. No peer has diagnoses.",
     tasks,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,6 +35,15 @@ class Case:
         """Whether the rules see some entries of the Jacobians only."""
         jacobians = self.evidence.jacobians
         return jacobians is not None and not jacobians.whole
+
+    def others_like(self, suspect: Suspect) -> Iterator[tuple[Tensor, str]]:
+        """The values and the name of each other input of which as many elements are known."""
+        jacobians = self.evidence.jacobians
+        for part in () if jacobians is None else jacobians.inputs:
+            assert jacobians is not None
+            at = jacobians.columns_of(part)
+            if part is not suspect.inputs.part and at.numel() == suspect.point.numel():
+                yield jacobians.point[at], part.name
 
     def gradient_of_zero(self, suspect: Suspect) -> Tensor | None:
         """What a cotangent of zero gives for the input of a suspect; None where that is not known."""

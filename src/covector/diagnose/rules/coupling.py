@@ -169,7 +169,7 @@ def _alone(s: Suspect, axes: tuple[int, ...]) -> str:
         return ""
     return (
         "is the diagonal of the Jacobian only: the terms by which elements act on each other along "
-        f"{dimensions(axes)} (a mean, a sum, a norm) are missing"
+        f"{dimensions(axes)} (a mean, a sum, a norm, a state that is carried on) are missing"
     )
 
 

@@ -13,6 +13,9 @@ from covector.diagnose.rules.fit import NEAR, offset, ratio, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect
 
+# So many entries of either sign show that the sign is lost everywhere.
+_BOTH_SIGNS = 2
+
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)
 
 
@@ -22,6 +25,21 @@ def sign(case: Case) -> Iterator[Observation]:
         if s.support.any() and s.explains(-s.numeric):
             text = f"{case.rule} returns the negative of the {case.noun} for {{where}}, everywhere"
             yield Observation(text, 0.97, s.where)
+
+
+def without_sign(case: Case) -> Iterator[Observation]:
+    """Analytic = |numeric|, or its negative, where the numeric gradient has both signs."""
+    for s in case.suspects:
+        signs = s.numeric[s.support].sign()
+        if min(int((signs > 0).sum()), int((signs < 0).sum())) < _BOTH_SIGNS:
+            continue
+        for c, word in ((1, "right where that is positive"), (-1, "right where that is negative")):
+            if s.explains(c * s.numeric.abs()):
+                text = (
+                    f"{case.rule} returns the {case.noun} for {{where}} without its sign: it has the size of "
+                    f"the numeric one everywhere, and is {word}"
+                )
+                yield Observation(text, 0.93, s.where)
 
 
 def factor(case: Case) -> Iterator[Observation]:

@@ -7,7 +7,7 @@ everything else has to agree at every element.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,13 @@ _LEAST = 5
 _CLOSE = 1e-5
 
 _Expressions = dict[str, Tensor]
+
+# What is left of a derivative where one factor of it is forgotten, or written twice.
+_POWERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the square of": torch.square,
+    "the square root of": torch.sqrt,
+    "one over": torch.reciprocal,
+}
 
 _UNNAMED = "that depends on the output element alone"
 
@@ -142,6 +149,14 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     returns = f"{case.rule} returns"
     if text := _factor(analytic / numeric, expressions):
         return f"{returns} {text} for {{where}}"
+    for values, other in case.others_like(s):
+        if text := _factor(analytic / numeric, of_input(values[used], f"`{other}`")):
+            return f"{returns} {text} for {{where}}"
+    several = {f"{number:.3e}" for number in numeric.tolist()}  # a slope of 0.01 is the square of one of 0.1
+    for what, power in _POWERS.items() if len(several) >= _LEAST else ():
+        found = _is(analytic, {what: power(numeric)})
+        if found is not None and abs(found.constant - 1) < _CLOSE:
+            return f"{returns} {what} the numeric {case.noun} for {{where}}"
     all_of_them = {"": torch.ones_like(x)} | expressions | of_both(x, y, name)
     inverse = {f"1 / {text}": 1 / values for text, values in expressions.items()}
     got, true = _is(analytic, all_of_them | inverse), _is(numeric, all_of_them | inverse)

@@ -20,6 +20,9 @@ _SLICES = ("row", "column")
 _FEW = 3
 
 
+# So many elements on either side of a mask show that it is inverted.
+_EITHER_SIDE = 2
+
 # Fewer elements than this lie on either side of some value too often.
 _BOTH = 6
 
@@ -97,6 +100,22 @@ def masked(case: Case) -> Iterator[Observation]:
             f"{_alike(s, unused)}, and the {case.noun} there is not zero; elsewhere it is right"
         )
         yield Observation(text, 0.93, s.where)
+
+
+def inverted(case: Case) -> Iterator[Observation]:
+    """The gradient is zero exactly where it should not be."""
+    for s in case.suspects:
+        true, got = s.support, s.nonzero
+        if bool((true & got).any()) or min(int(true.sum()), int(got.sum())) < _EITHER_SIDE:
+            continue
+        # Which element goes where is right: each output has its element, in one of the two or in the other.
+        both = true | got
+        if bool((both.sum(1) == 1).all()) and bool((both.sum(0) == 1).all()):
+            text = (
+                f"the {case.noun} for {{where}} is zero at the {int(true.sum())} elements where the numeric "
+                f"one is not, and not zero at the {int(got.sum())} others: a mask is inverted"
+            )
+            yield Observation(text, 0.95, s.where)
 
 
 def _alike(s: Suspect, elements: Tensor) -> str:

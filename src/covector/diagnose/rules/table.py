@@ -45,6 +45,13 @@ RULES = (
         "a minus sign",
     ),
     Rule(
+        "without sign",
+        factors.without_sign,
+        "the gradient has the right size everywhere, and the same sign where the true one changes its sign",
+        "an abs, or a sign() that was left out: the derivative of an absolute value is a sign",
+        ("sign", "negative inputs", "one slice", "few elements", "transposed", "displaced"),
+    ),
+    Rule(
         "factor",
         factors.factor,
         "the gradient is the same multiple of the true one everywhere; the size of a dimension is named",
@@ -61,7 +68,7 @@ RULES = (
     Rule(
         "chain rule",
         formulas.chain_rule,
-        "a factor that depends on the input or the output is missing, one too many, or stands for another",
+        "a factor that depends on an input or the output is missing, one too many, or stands for another",
         "the formula of the derivative: the chain rule, the product rule",
         (
             "power",
@@ -218,6 +225,12 @@ RULES = (
         places=True,
     ),
     Rule(
+        "inverted mask",
+        regions.inverted,
+        "the gradient is zero exactly where it should not be",
+        "a comparison or a mask in `backward` that is the opposite of the one in `forward`",
+    ),
+    Rule(
         "few elements",
         regions.few_elements,
         "one element is wrong, or a few, the others are right",
@@ -275,7 +288,7 @@ RULES = (
         regions.threshold,
         "the gradient is wrong where the input is above or below some value",
         "a branch or a clamp at that value",
-        ("negative inputs", "one slice", "diagonal", "chain rule"),
+        ("negative inputs", "one slice", "diagonal", "chain rule", "without sign"),
         places=True,
     ),
     Rule(
@@ -283,7 +296,7 @@ RULES = (
         regions.both_sides,
         "the gradient is wrong where the size of the input is above or below some value",
         "a branch or a clamp at that value and at its negative",
-        ("negative inputs", "threshold", "one slice", "diagonal", "chain rule"),
+        ("negative inputs", "threshold", "one slice", "diagonal", "chain rule", "without sign"),
         places=True,
     ),
     Rule(
