@@ -19,6 +19,7 @@ from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
+from covector.verify.leaves import kind_of
 from covector.verify.problem import Problem
 from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, stacked, unit
 
@@ -41,7 +42,7 @@ class Analytic(Protocol):
 
     @property
     def sensitivity(self) -> np.ndarray:
-        """How far the products move with each coordinate of the point, as far as that is known."""
+        """How far the products move with each coordinate of the point, as far as that is known: a copy."""
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """The products v^T A u for some directions u: cotangent, direction."""
@@ -170,7 +171,10 @@ class ReverseMap(_QuietMap):
     @lazy
     def pulled_coordinates(self) -> Tensor:
         """The same in coordinates, scaled back."""
-        return self.scaled_back(self.pulled)
+        numbers = self.scaled_back(self.pulled)
+        if not self.problem.inputs.sparse_layouts:  # of those, a check looks at the numbers beyond the mask
+            self.pulled = [None if value is None else kind_of(value) for value in self.pulled]
+        return numbers
 
     def scaled_back(self, pulled: Sequence[Tensor | None]) -> Tensor:
         """Gradients of the random cotangent as it is sent, in coordinates: those of v itself."""
@@ -209,7 +213,7 @@ class ReverseMap(_QuietMap):
     @property
     def sensitivity(self) -> np.ndarray:
         """The largest of the products by each coordinate."""
-        return abs(self.mixed).max(0)
+        return abs(self.mixed[0]) if len(self.mixed) == 1 else abs(self.mixed).max(0)
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""

@@ -14,6 +14,9 @@ from covector.verify.looks import Look
 from covector.verify.numeric import Numeric
 from covector.verify.tolerance import Tolerance
 
+# The noise of up to this many cells is kept for the next question.
+_KEPT = 1 << 12
+
 # Some of the cells of a look, or all of them.
 Cells = np.ndarray | Literal[True]
 
@@ -58,6 +61,7 @@ class Examiner:
 
     def __init__(self, numeric: Numeric, analytic: Analytic, tol: Tolerance) -> None:
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
+        self._noise: tuple[Look | None, np.ndarray] = (None, np.zeros(0))
 
     def examine(self, look: Look) -> tuple[Suspects | None, float]:
         """The groups of which some cell disagrees, each cell with the shortest step that shows an entry.
@@ -65,26 +69,27 @@ class Examiner:
         And the smallest error of an entry that would have shown.
         """
         found, visible = [], 0.0
-        for part, noise, length, which in self._parts(look):
+        for part, length, which in self._parts(look):
             steps = part.steps(self.numeric, length)
+            differences = part.differences(self.numeric, steps)
+            noise = self.noise(part)
             with np.errstate(all="ignore"):
                 visible = max(visible, float((noise / part.least(steps)).max(where=which, initial=0.0)))
-            differences = part.differences(self.numeric, steps)
             found.append(self._suspicious(part, steps, differences, noise, which))
+            del noise, differences, steps
         return _joined(found), visible + look.share * self.tol.atol
 
-    def _parts(self, look: Look) -> Iterator[tuple[Look, np.ndarray, float, Cells]]:
-        """What is differenced at once: some groups, their noise, the length of a step, and its cells."""
-        noise = self.noise(look)
+    def _parts(self, look: Look) -> Iterator[tuple[Look, float, Cells]]:
+        """What is differenced at once: some groups, the length of a step, and its cells."""
         size = 1 if len(look) == 1 else self.numeric.columns_at_once
-        for length, which in self._lengths(look, noise):
+        for length, which in self._lengths(look):
             if which is True and len(look) <= size:
-                yield look, noise, length, which
+                yield look, length, which
                 continue
             groups = np.arange(len(look)) if which is True else np.flatnonzero(which.any(1))
             for start in range(0, len(groups), size):
                 some = groups[start : start + size]
-                yield look.part(some), noise[some], length, which is True or which[some]
+                yield look.part(some), length, which is True or which[some]
 
     def doubled(self, suspects: Suspects) -> Suspects | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
@@ -115,8 +120,17 @@ class Examiner:
         return self._suspicious(look, suspects.steps, better, 2 * self.noise(look), suspects.cells, near)
 
     def noise(self, look: Look) -> np.ndarray:
-        """How far rounding may put the cells of a look off."""
-        return constants.SIGMAS * look.noise(self.numeric, self.analytic)
+        """How far rounding may put the cells of a look off.
+
+        That of many cells is computed anew each time: it need not be there while the function runs.
+        """
+        known, noise = self._noise
+        if known is not look:
+            noise = look.noise(self.numeric, self.analytic)
+            noise *= constants.SIGMAS
+            if noise.size <= _KEPT:
+                self._noise = look, noise
+        return noise
 
     def hides(self, suspects: Suspects) -> bool:
         """Whether noise would hide what one entry is allowed from some of these cells."""
@@ -131,14 +145,14 @@ class Examiner:
             cells -= look.expected(self.analytic, steps)
             return cells
 
-    def _lengths(self, look: Look, noise: np.ndarray) -> list[tuple[float, Cells]]:
+    def _lengths(self, look: Look) -> list[tuple[float, Cells]]:
         """The lengths of steps, and the cells in which each is the first to show a wrong entry.
 
         Where none does, it is the usual one. Of many groups all have one length: another costs runs of each.
         """
         with np.errstate(all="ignore"):
             # A little more, for the rounding of steps.
-            needed = 1.001 * noise / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
+            needed = 1.001 * self.noise(look) / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
         lengths, most = list(look.lengths), needed.max()
         if most <= lengths[0] or len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:
             return [(next((length for length in lengths if most <= length), 1.0), True)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import dense, values_of
+from covector._chart import dense, is_strided, values_of
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -50,6 +50,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype is torch.complex32:  # for which torch has no comparison
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def kind_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, dtype, device and layout; of plain strided ones, without their memory."""
+    if type(tensor) is not Tensor or not is_strided(tensor):
+        return tensor
+    return tensor.new_empty(()).expand(tensor.shape)
 
 
 def has_value(cell: Any) -> bool:

@@ -150,14 +150,23 @@ class Look:
     def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
         """The rounding error of the cells, as a standard deviation: of the outputs and of the points."""
         problem = numeric.problem
-        with np.errstate(all="ignore"):
-            squares = np.square(analytic.cotangents[:1] * numeric.noise)
-            of_outputs = squares.sum(1) if self.gathered is None else self.gathered(squares)[0]
-            moved = self._by_group(np.square(problem.point * analytic.sensitivity))
+        with np.errstate(all="ignore"):  # in place: there may be many numbers
+            squares = numeric.noise
+            squares *= analytic.cotangents[0]
+            squares *= squares
+            if self.gathered is None:
+                squares = squares.sum(keepdims=True)
+            of_outputs = squares if self.gathered is None else self.gathered(squares[None])[0]
+            moved = analytic.sensitivity
+            moved *= problem.point
+            moved *= moved
+            moved = self._by_group(moved)
             moved = moved.sum(1, keepdims=True) if self.shared else self._by_owner(moved)
             # Of x + s and x - s only the first is exact.
-            of_points = problem.rounding * np.sqrt(moved)
-        return np.sqrt(of_outputs) + of_points
+            of_points = np.sqrt(moved, out=moved)
+            of_points *= problem.rounding
+            of_points += np.sqrt(of_outputs, out=of_outputs)
+        return of_points
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step of each group: a wrong entry may belong to any of its columns."""
@@ -171,8 +180,18 @@ def singles(size: int) -> Look:
 
 def signs(size: int, count: int, seed: int) -> Look:
     """All columns at once, along random directions."""
-    along = weights(count * size, seed + 1).numpy().reshape(count, size)
-    return Look("signs", np.tile(np.arange(size), (count, 1)), along, size)
+    along = _drawn(count * size, seed).reshape(count, size)
+    return Look("signs", np.tile(_columns(size), (count, 1)), along, size)
+
+
+def _columns(size: int) -> np.ndarray:
+    """All columns in their order; there may be so many that the bytes of an index count."""
+    return np.arange(size, dtype=np.int32 if size < 1 << 31 else np.int64)
+
+
+def _drawn(size: int, seed: int) -> np.ndarray:
+    """Random weights of columns, in few bytes."""
+    return weights(size, seed + 1).numpy().astype(np.float32)
 
 
 # Aligned axes.
@@ -199,7 +218,7 @@ def elementwise(problem: Problem, seed: int) -> Look | None:
     by_owner = (len(inputs), elements, -1)
     groups, drawn = (
         columns.reshape(by_owner).transpose(0, 2, 1).reshape(1, -1)
-        for columns in (np.arange(size), weights(size, seed + 1).numpy())
+        for columns in (_columns(size), _drawn(size, seed))
     )
     gathered = partial(_summed_along, aligned, outputs)
     return Look("elementwise", groups, drawn, size, gathered, size // elements, guessed=True)

@@ -6,7 +6,8 @@ after it gave the known value at the point, and agreed with a single evaluation 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
 from covector.errors import ResourceError
 from covector.verify import constants
-from covector.verify.problem import Problem
+from covector.verify.problem import Problem, Shift
 from covector.verify.steps import Steps
 from covector.verify.vectors import weights
 
@@ -65,10 +66,11 @@ class Numeric:
 
     @property
     def noise(self) -> np.ndarray:
-        """The rounding error of each output, as a standard deviation: a unit in the last place."""
-        with np.errstate(all="ignore"):
-            size = np.where(np.isfinite(self.problem.value), abs(self.problem.value), 0.0)
-        return self.problem.rounding * size
+        """The rounding error of each output, as a standard deviation: a unit in the last place. A copy."""
+        size = abs(self.problem.value)
+        size[~np.isfinite(size)] = 0.0
+        size *= self.problem.rounding
+        return size
 
     # Evaluations.
 
@@ -115,10 +117,15 @@ class Numeric:
             row[:] = self.single(point)
         return rows
 
-    def single(self, point: np.ndarray) -> np.ndarray:
+    def single(
+        self,
+        point: np.ndarray,
+        shift: Shift | None = None,
+        use: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
+    ) -> np.ndarray:
         """The outputs at one point; NaN if the function raises there, which is outside of its domain."""
         try:
-            return self.problem.evaluate(point)
+            return self.problem.evaluate(point, shift, use)
         except ShapeChange:
             raise
         except Exception as error:
@@ -174,8 +181,10 @@ class Numeric:
     def differences(self, moves: np.ndarray) -> np.ndarray:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
         here = self.problem.point
-        if len(moves) == 1:  # of all columns, it may be: one point in memory after the other
-            return _halved(self.at(here + moves), self.at(here - moves))
+        if len(moves) == 1:  # of all columns, it may be: no point in memory but the leaves
+            self._take(2)
+            plus = self.single(here, Shift(np.add, moves[0]))
+            return self.single(here, Shift(np.subtract, moves[0]), partial(_halved, plus))[None]
         points = np.empty((2 * len(moves), here.size))
         np.add(here, moves, out=points[: len(moves)])
         np.subtract(here, moves, out=points[len(moves) :])

@@ -8,9 +8,9 @@ then the caller's own tensors are the leaves, which are put back whatever happen
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,14 @@ class Impure(Exception):
         super().__init__(where, draws)
         self.where = where
         self.draws = draws
+
+
+class Shift(NamedTuple):
+    """A move away from a point, to one of two sides."""
+
+    side: np.ufunc
+    """`np.add` or `np.subtract`."""
+    move: np.ndarray
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.layout] | None
@@ -293,14 +301,21 @@ class Problem:
             raise ShapeChange(f"the function returns {got} {where}, instead of {expected}")
         return [leaves[i] for i in self.kept]
 
-    def evaluate(self, point: np.ndarray | None = None) -> np.ndarray:
-        """The outputs of a run as the caller would make it: on the leaves, moved in place, grad mode on."""
+    def evaluate(
+        self,
+        point: np.ndarray | None = None,
+        shift: Shift | None = None,
+        use: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
+    ) -> np.ndarray:
+        """The outputs of a run as the caller would make it: on the leaves, moved in place, grad mode on.
+
+        What is used of them is taken before the leaves are moved back: an output may be a view of an input.
+        """
         try:
             if point is not None:
-                self._move(point)
+                self._move(point, shift)
             with GradMode(enabled=True):
-                # A copy: an output may be a view of an input, which is moved back.
-                return self.outputs.coordinates(self.outputs_of(self._moved)).numpy().copy()
+                return use(self.outputs.coordinates(self.outputs_of(self._moved)).numpy())
         finally:
             if point is not None:
                 self._move_back()
@@ -326,15 +341,23 @@ class Problem:
             arrays.append(array)
         return arrays
 
-    def _move(self, point: np.ndarray) -> None:
+    def _move(self, point: np.ndarray, shift: Shift | None = None) -> None:
         """Put other numbers into the leaves."""
-        if self._arrays is not None:
+        if self._arrays is not None and not isinstance(self.inputs, Sampled):
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
-                if isinstance(self.inputs, Sampled):
-                    looked_at, positions = self.inputs.within(place)
-                    array.flat[positions] = point[looked_at]
-                else:
-                    array[...] = point[place.start : place.stop].reshape(array.shape)
+                part = slice(place.start, place.stop)
+                if shift is None:
+                    array[...] = point[part].reshape(array.shape)
+                else:  # of many numbers, another vector would count
+                    move = shift.move[part].reshape(array.shape)
+                    shift.side(point[part].reshape(array.shape), move, out=array, casting="same_kind")
+            return
+        if shift is not None:
+            point = shift.side(point, shift.move)
+        if self._arrays is not None and isinstance(self.inputs, Sampled):
+            for array, place in zip(self._arrays, self.inputs.places, strict=True):
+                looked_at, positions = self.inputs.within(place)
+                array.flat[positions] = point[looked_at]
             return
         tensors = self.chart.from_coords(torch.from_numpy(point))
         for numbers, tensor in zip(self._held, tensors, strict=True):
