@@ -206,6 +206,8 @@ class _Raised:
 
 def _report_to(sender: Connection, call: Callable[[], Any]) -> None:
     try:
+        # If memory runs out, the system is to end the measurement, and nothing else that runs here.
+        Path("/proc/self/oom_score_adj").write_text("1000")
         sender.send(call())
     except Exception as error:
         sender.send(_Raised("".join(traceback.format_exception(error))))

@@ -1,8 +1,8 @@
 """How time and memory grow with n: gradient checks, Jacobians, Hessians, products; fitted, and drawn.
 
 Every side of every size runs in a fresh process, on one thread: once to find its peak of resident memory,
-the result included, and then a few times more. Sizes go up to what the memory limit holds; a side that
-exceeds it, or the limit of time, ends there.
+the result included, and then a few times more unless it took long. Sizes go up to what the memory limit holds.
+A side ends at the size at which it exceeds that or the limit of time, or would by the growth seen so far.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ REPEATS, ENOUGH = 5, 2.0
 PAGE = 4096.0
 # An exponent is that of the largest sizes, where overhead no longer counts.
 FITTED = 4
+
+# A size is not tried if it would take so many times what is allowed: growth is not quite even.
+HOPELESS = 1.5
 
 # A last size is worth a point of its own if it is so many times the one before.
 CLOSE = 1.2
@@ -232,41 +235,73 @@ def _measured(curve_name: str, side: str, n: int) -> Point:
     start = process_time()
     peak = resident_peak(call)[1]
     first = process_time() - start
-    times = [first] if curve.first else seconds_of(call, times=REPEATS, enough=ENOUGH)
+    once = curve.first or first > ENOUGH
+    times = [first] if once else seconds_of(call, times=REPEATS, enough=ENOUGH)
     return Point(times, max(peak, PAGE))
 
 
+@dataclass
+class Side:
+    """What one side of a curve took in this run, by size, and why it ended, if it did."""
+
+    points: dict[int, Point] = field(default_factory=dict)
+    ended: str = ""
+
+    def expected(self, n: int, amount: Callable[[Point], float]) -> float:
+        """What a larger size will take if it goes on growing as between the last two; 0 if that is not known."""
+        if len(self.points) < 2:
+            return 0.0
+        (before, less), (last, more) = list(self.points.items())[-2:]
+        exponent = np.log(amount(more) / amount(less)) / np.log(last / before)
+        return float(amount(more) * (n / last) ** exponent)
+
+    def beyond(self, n: int, seconds: int) -> str:
+        """Which limit a size would exceed, by the growth seen so far."""
+        if (time := self.expected(n, lambda point: float(np.median(point.seconds)))) > HOPELESS * seconds:
+            return f"some {time:.0f} s, over {seconds} s"
+        if (memory := self.expected(n, lambda point: point.peak)) > HOPELESS * LIMIT:
+            return f"some {memory / 1e9:.0f} GB, over {LIMIT / 1e9:.1f} GB"
+        return ""
+
+
 @cache
-def _gave_up() -> dict[tuple[str, str], str]:
-    """Sides that were stopped, with the reason: larger sizes are not tried."""
-    return {}
+def _side(curve: str, name: str) -> Side:
+    """What is known of a side in this run."""
+    return Side()
 
 
-def _point_of(curve: Curve, side: str, n: int, seconds: int) -> Point | str:
+def _point_of(curve: Curve, name: str, n: int, seconds: int) -> Point | str:
     """What a side took, or why there is nothing."""
-    if (module := NEEDS.get(side)) and find_spec(module) is None:
+    side = _side(curve.name, name)
+    if (module := NEEDS.get(name)) and find_spec(module) is None:
         return f"skipped: {module} not installed"
-    if why := _gave_up().get((curve.name, side)):
-        return why
+    if side.ended:
+        return side.ended
+    if why := side.beyond(n, seconds):
+        side.ended = f"{name} not tried at n = {n:,}: {why}, by its growth so far"
+        return side.ended
     try:
-        return elsewhere(
+        point = elsewhere(
             clean_fork("benchmarks.growth"),
-            partial(_measured, curve.name, side, n),
+            partial(_measured, curve.name, name, n),
             10 * seconds + 60,
             seconds=seconds,
             memory=LIMIT,
         )
     except Stopped as stopped:
-        _gave_up()[curve.name, side] = f"{side} stopped at n = {n:,}: {stopped}"
+        side.ended = f"{name} stopped at n = {n:,}: {stopped}"
+        return side.ended
     except RuntimeError as error:
         said = str(error).strip().splitlines()[-1][:120]
-        _gave_up()[curve.name, side] = f"{side} failed at n = {n:,}: {said}"
-    return _gave_up()[curve.name, side]
+        side.ended = f"{name} failed at n = {n:,}: {said}"
+        return side.ended
+    side.points[n] = point
+    return point
 
 
 def measure(curve: Curve, n: int, effort: Effort) -> Iterator[Row]:
     """All sides at one size, each peer as a row of time and one of memory; none if no side got so far."""
-    if all((curve.name, side) in _gave_up() for side in curve.sides):
+    if all(_side(curve.name, side).ended for side in curve.sides):
         return
     points = {
         side: _point_of(curve, side, n, QUICK_SECONDS if effort.quick else LIMIT_SECONDS)
@@ -364,7 +399,7 @@ AREA = Area(
     "growth",
     "Time and peak of memory against n, each side of each size in a fresh process; the exponent p of n^p is "
     f"fitted to the largest {FITTED} sizes. A side ends where it exceeds the limit of memory or of processor "
-    "time, which the note says.",
+    "time, or would by its growth so far, which the note says.",
     tasks,
     totals,
     {"limit": f"{LIMIT / 1e9:g} GB and {LIMIT_SECONDS} s"},

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
@@ -411,6 +412,8 @@ def test_a_measurement_elsewhere_ends_at_its_limits():
         forever()
 
     assert elsewhere(FORK, lambda: 3, 60) == 3
+    # If memory runs out, it is the one to be ended.
+    assert elsewhere(FORK, lambda: Path("/proc/self/oom_score_adj").read_text(), 60) == "1000\n"
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         elsewhere(FORK, lambda: 1 / 0, 60)
     with pytest.raises(RuntimeError, match="exit code 7"):
@@ -455,6 +458,36 @@ def test_sizes_follow_the_memory_limit():
         assert len(large) > 4
         assert curve.bytes_of(large[-1]) <= 2e10 < curve.bytes_of(round(1.1 * growth.CLOSE * large[-1]) + 1)
         assert large == sorted(set(large))
+
+
+def growing(power):
+    """A side that has taken n^power microseconds, and as many bytes."""
+    return growth.Side({n: growth.Point([1e-6 * n**power], float(n**power)) for n in (100, 200, 400)})
+
+
+def test_a_size_that_would_exceed_a_limit_is_not_tried(monkeypatch):
+    """By the last two sizes; what may be within the limit is tried."""
+    assert growing(2).expected(800, lambda point: point.seconds[0]) == pytest.approx(0.64)
+    assert growing(2).beyond(8000, 64) == ""
+    assert growing(2).beyond(8000, 40) == "some 64 s, over 40 s"
+    assert growing(2).beyond(8000, round(64 / growth.HOPELESS) + 1) == ""
+    monkeypatch.setattr(growth, "LIMIT", 1e9)
+    assert growing(3).beyond(1600, 10_000) == "some 4 GB, over 1.0 GB"
+    assert growth.Side().beyond(10**9, 1) == ""
+
+
+def test_a_side_that_has_ended_says_why(monkeypatch):
+    """At each larger size, without being tried again; a size is not measured if no side is left."""
+    sides = {name: growing(3) for name in ("covector", "torch.func")}
+    monkeypatch.setattr(growth, "_side", lambda curve, name: sides[name])
+    curve = growth.Curve("made up", dict.fromkeys(sides), 100, 2, float)
+    rows = list(growth.measure(curve, 10_000, FULL))
+    assert {row.note for row in rows} == {
+        "; ".join(
+            f"{name} not tried at n = 10,000: some 1000000 s, over {growth.LIMIT_SECONDS} s, by its growth so far" for name in sides
+        )
+    }
+    assert list(growth.measure(curve, 20_000, FULL)) == []
 
 
 def test_every_side_has_a_style():

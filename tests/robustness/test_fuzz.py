@@ -166,6 +166,13 @@ KEPT = [
     Example("sparse_jacobian", inputs=(EXPANDED,), function=Function(end="scalar")),
     Example("check_adjoint", inputs=(COO,)),
     Example("functional.jacobian", inputs=(Leaf(()),), function=Function(end="sparse")),
+    # Zeros without memory, which forward mode puts where there is no tangent: writing to them ended Python.
+    Example(
+        "gradcheck",
+        inputs=(Leaf((3,), "float32", values="infinite"),),
+        function=Function("random", "scalar"),
+        keywords={"check_forward_ad": True},
+    ),
     # Nothing to look at.
     Example("gradcheck", inputs=(NO_NUMBERS,), function=Function("backward in place")),
     # Inputs of which one has no gradient.

@@ -53,8 +53,11 @@ class RandomRounding(TorchDispatchMode):
         return result
 
     def _rounds(self, value: Any) -> bool:
-        """Whether it is a tensor of these dtypes whose numbers can be changed one by one."""
-        if not isinstance(value, Tensor) or value.dtype not in self._dtypes:
+        """Whether it is a tensor of these dtypes whose numbers can be changed one by one.
+
+        Forward mode puts zeros without memory where there is no tangent; here, torch would write to them.
+        """
+        if not isinstance(value, Tensor) or value.dtype not in self._dtypes or value._is_zerotensor():
             return False
         return value.layout is torch.strided and 0 not in value.stride()
 
