@@ -1,8 +1,8 @@
 """How time and memory grow with n: gradient checks, Jacobians, Hessians, products; fitted, and drawn.
 
 Every side of every size runs in a fresh process, on one thread: once to find its peak of resident memory,
-the result included, and then a few times more unless it took long. Sizes go up to what the memory limit holds.
-A side ends at the size at which it exceeds that or the limit of time, or would by the growth seen so far.
+the result included, and then a few times more unless it took long. Sizes go up to what the memory limit
+holds. A side ends at the size at which it exceeds that or the limit of time, or would by its growth so far.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Side:
     ended: str = ""
 
     def expected(self, n: int, amount: Callable[[Point], float]) -> float:
-        """What a larger size will take if it goes on growing as between the last two; 0 if that is not known."""
+        """What a larger size will take if growth goes on as between the last two; 0 if there are no two."""
         if len(self.points) < 2:
             return 0.0
         (before, less), (last, more) = list(self.points.items())[-2:]
