@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python examples/tour.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --durations=10 -m "not sweep and not browser"
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations=10 --ignore=tests/sweep -m "not sweep and not browser"
 
 # Every operator that torch can differentiate, and laws on more examples; several minutes. DASK=tcp://host:8786 runs them on a cluster whose
 # workers see this folder, DASK=4 four at a time here.

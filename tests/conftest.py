@@ -1,5 +1,8 @@
 """What every test starts from: one thread, the same random numbers, and no mistake that is hidden."""
 
+import gc
+from collections.abc import Generator
+
 import pytest
 import torch
 
@@ -11,6 +14,21 @@ torch.set_num_threads(1)
 
 # What a user is spared, a mistake in the explanation of a failure, a test must not be.
 forgiving.RAISING = True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting makes a million objects that live until the end: they are not looked through for garbage.
+
+    Neither now nor whenever a test makes garbage, which took a sixth of all processor time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,34 @@ def covered(rows: Iterable[Any], chosen: Callable[..., bool]) -> list[Any]:
     return [pytest.param(*row, marks=() if chosen(*row) else pytest.mark.sweep) for row in rows]
 
 
-def halved(*factors: Sequence[Any]) -> list[Any]:
-    """The product of three or more factors, every other row chosen: all pairs of values are met."""
+def paired(*factors: Sequence[Any]) -> list[Any]:
+    """The product of the factors, of which rows are chosen so that every two values of two factors meet."""
+    chosen = design([len(factor) for factor in factors])
     rows = []
     for places in product(*(range(len(factor)) for factor in factors)):
         row = [factor[place] for factor, place in zip(factors, places, strict=True)]
-        rows.append(pytest.param(*row, marks=() if sum(places) % 2 == 0 else pytest.mark.sweep))
+        rows.append(pytest.param(*row, marks=() if places in chosen else pytest.mark.sweep))
     return rows
+
+
+def design(sizes: Sequence[int]) -> set[tuple[int, ...]]:
+    """Rows of places, one for each factor of so many values, in which all pairs of places are met.
+
+    The two largest factors are multiplied; each other one then takes, in one row after the other, the place
+    that meets most of what it has not met, and what is left gets rows of its own.
+    """
+    order = sorted(range(len(sizes)), key=lambda factor: -sizes[factor])
+    rows = [list(row) for row in product(*(range(sizes[factor]) for factor in order[:2]))]
+    for number, factor in enumerate(order[2:], 2):
+        count = sizes[factor]
+        places = [(before, place) for before in range(number) for place in range(sizes[order[before]])]
+        missing = {(before, place, value) for before, place in places for value in range(count)}
+        for at, row in enumerate(rows):
+            turned = [(at + value) % count for value in range(count)]  # so that ties are shared out
+            met = {value: missing & {(b, place, value) for b, place in enumerate(row)} for value in turned}
+            best = max(turned, key=lambda value: len(met[value]))
+            missing -= met[best]
+            row.append(best)
+        for before, place, value in sorted(missing):
+            rows.append([place if other == before else 0 for other in range(number)] + [value])
+    return {tuple(row[order.index(factor)] for factor in range(len(sizes))) for row in rows}

@@ -159,9 +159,14 @@ def _residuals(call: Call) -> Any:
     return problem.fun(problem.x0), problem.jac(problem.x0)
 
 
+def _value(call: Call) -> Any:
+    """What the function returns to a program that calls it, and keeps its own grad mode."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return call.function(*call.inputs)
+
+
 def _analytical(call: Call) -> Any:
-    output = call.function(*call.inputs)
-    return compat.get_analytical_jacobian(call.inputs, output, **call.keywords)
+    return compat.get_analytical_jacobian(call.inputs, _value(call), **call.keywords)
 
 
 def _numerical(call: Call) -> Any:
@@ -169,7 +174,7 @@ def _numerical(call: Call) -> Any:
 
 
 def _numerical_of_one(call: Call) -> Any:
-    outputs = registry.tree_leaves(call.function(*call.inputs))
+    outputs = registry.tree_leaves(_value(call))
     eps = call.keywords.get("eps", 1e-6)
     return compat.get_numerical_jacobian_wrt_specific_input(call.function, 0, call.inputs, outputs, eps)
 

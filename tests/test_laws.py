@@ -15,7 +15,7 @@ from torch.utils import _pytree as registry
 import covector
 from cases import CASES, Case
 from covector._chart import Chart
-from covering import examples, halved
+from covering import examples, paired
 from watched import marks
 
 pytestmark = [
@@ -155,7 +155,7 @@ VERBS: dict[str, Callable[[Case, Any], Any]] = {
 REAL_INPUTS = ("jacrev", "jacfwd", "hessian")
 
 
-@pytest.mark.parametrize(("case", "verb", "tracked"), halved(CASES, list(VERBS), [False, True]), ids=str)
+@pytest.mark.parametrize(("case", "verb", "tracked"), paired(CASES, list(VERBS), [False, True]), ids=str)
 def test_inputs_are_bit_identical_afterwards(case: Case, verb: str, tracked: bool) -> None:
     """Values, version counter, requires_grad, grad and the inputs' own identity stay as they were."""
     primals = case.primals()

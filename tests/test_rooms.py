@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,13 @@ def room_of(path):
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def imported_names(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -181,19 +187,26 @@ def defined(tree):
             yield from (alias.asname or alias.name for alias in node.names)
 
 
+def called(call):
+    """The name of what is called, of a module or not; of anything longer, nothing."""
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+        return f"{call.func.value.id}.{call.func.attr}"
+    return getattr(call.func, "id", "")
+
+
 def read_attributes(tree):
     """The attributes that a module reads, also through `getattr` and its like."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "attrgetter"):
+        elif isinstance(node, ast.Call) and called(node) in ("getattr", "hasattr", "attrgetter"):
             yield from (a.value for a in node.args if isinstance(a, ast.Constant) and type(a.value) is str)
 
 
 def outside_the_engine():
-    rooms = [(path, ast.parse(path.read_text())) for path in modules() if room_of(path) != "_engine"]
+    rooms = [(path, parsed(path)) for path in modules() if room_of(path) != "_engine"]
     outside = sorted(SOURCE.parent.glob("covector_pytest*.py"))
-    return [*rooms, *((plugin, ast.parse(plugin.read_text())) for plugin in outside)]
+    return [*rooms, *((plugin, parsed(plugin)) for plugin in outside)]
 
 
 def foreign(trees):
@@ -213,7 +226,7 @@ def matched_texts(tree):
         compared = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
         if compared and ast.unparse(node.comparators[0]).startswith(("str(", "repr(")):
             yield ast.unparse(node)
-        searched = isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.search", "re.match")
+        searched = isinstance(node, ast.Call) and called(node) in ("re.search", "re.match")
         if searched and any("str(" in ast.unparse(argument) for argument in node.args):
             yield ast.unparse(node)
 

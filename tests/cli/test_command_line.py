@@ -112,7 +112,6 @@ CASES = {
 RUNS = {
     "good": ["check", "good cases.py", "--json", "good.json"],
     "bad": ["check", "bad.py", "--timeout", "8", "--json", "bad.json", "--html", "pages of bad"],
-    "syntax error": ["check", "syntax.py"],
     "bench": [
         "bench",
         "good cases.py::scaled",
@@ -121,15 +120,6 @@ RUNS = {
         "0.01",
         "--json",
         "bench.json",
-    ],
-    "bench of what raises": [
-        "bench",
-        "bad.py::raises",
-        "bad.py::cos",
-        "--seconds",
-        "0.01",
-        "--json",
-        "bench raises.json",
     ],
 }
 
@@ -279,14 +269,15 @@ def test_chosen_cases_as_json_on_standard_output(folder, monkeypatch, capsys):
     assert captured.err == ""
 
 
-def test_syntax_error(runs):
+def test_syntax_error(folder, monkeypatch, capsys):
     """The file, the line, the place; exit code 2."""
-    run = runs["syntax error"]
-    assert (run.returncode, run.stdout) == (2, "")
+    monkeypatch.chdir(folder)
+    code, said = cli.main(["check", "syntax.py"]), capsys.readouterr()
+    assert (code, said.out) == (2, "")
     assert re.fullmatch(
         r"covector check: syntax\.py could not be loaded\.\n"
         r'  File ".*syntax\.py", line 2\n    def f\(:\n          \^\nSyntaxError: invalid syntax\n',
-        run.stderr,
+        said.err,
     )
 
 
@@ -309,15 +300,19 @@ def test_bench(runs, folder):
     assert rows[7]["note"].startswith("refused by torch: RuntimeError: ")
 
 
-def test_bench_of_what_raises(runs, folder):
+def test_bench_of_what_raises(folder, monkeypatch, capsys):
     """It has a row that says so; the others are measured all the same."""
-    run = runs["bench of what raises"]
-    assert (run.returncode, run.stderr) == (1, "")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    targets = ["bad.py::raises", "bad.py::cos"]
+    code = cli.main(["bench", *targets, "--seconds", "0.01", "--json", "bench raises.json"])
+    said = capsys.readouterr()
+    assert (code, said.err) == (1, "")
     first, *others = json.loads((folder / "bench raises.json").read_text())["rows"]
     assert (first["case"], first["ratio"], first["note"]) == ("raises", None, "raised KeyError: 'lost'")
     assert len(others) == 5
     assert all(row["case"] == "cos" and row["ratio"] > 0 for row in others)
-    assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", run.stdout, re.MULTILINE)
+    assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", said.out, re.MULTILINE)
 
 
 def test_version(capsys):

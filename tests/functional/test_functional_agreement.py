@@ -1,6 +1,7 @@
 """Every verb, with every flag, gives what torch.autograd.functional gives.
 
-Each sample meets every pair of values of the flags; all three together are left to the sweep.
+Each sample meets every value of every flag, and every pair of values of two flags is met; the whole product
+is left to the sweep.
 """
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cases import Draw
 from covector.errors import OutputError, StrictError
-from covering import halved
+from covering import paired
 from functional_table import LIBRARIES, NUMBERS, VECTORS, assert_same, outcome, total
 
 EITHER = (False, True)
@@ -21,7 +22,7 @@ numbers = pytest.mark.parametrize("sample", NUMBERS, ids=repr)
 
 def with_flags(samples, *flags):
     """Samples with the values of flags."""
-    return pytest.mark.parametrize(("sample", *flags), halved(samples, *[EITHER] * len(flags)), ids=repr)
+    return pytest.mark.parametrize(("sample", *flags), paired(samples, *[EITHER] * len(flags)), ids=repr)
 
 
 three_flags = ("create_graph", "strict", "requires_grad")

@@ -184,6 +184,7 @@ KEPT = [
     Example("compile", function=Function("solve", "detached")),
     Example("compile", function=Function("branch", "complex"), keywords={"differentiable": True}),
     Example("kernelcheck", function=Function("sqrt", "scalar", "turns gradients off", 7)),
+    Example("compat.get_analytical_jacobian", function=Function("abs", "complex", "turns gradients off")),
     Example("agree", function=Function("in place", "tensor", "turns gradients off", 6)),
     Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
     Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),

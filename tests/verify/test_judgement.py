@@ -1186,7 +1186,7 @@ def _tall(rows, columns, scale, error):
     ("rows", "columns", "scale", "error"),
     [
         (400, 60, 1e4, 0.1),
-        (5000, 100, 1, 2e-5),
+        pytest.param(5000, 100, 1, 2e-5, marks=pytest.mark.sweep),
         (400, 60, 1, 2e-5),
         (200, 90, 1e2, 1e-4),
         (3000, 10, 1e4, 1.0),

@@ -18,7 +18,7 @@ import covector
 from covector._chart import Chart, Pattern
 from covector.errors import ArgumentTypeError, CovectorError, OutputError, UnsupportedError
 from covector.verify.finding import Finding, Outcome
-from covering import covered, halved
+from covering import covered, paired
 from sparse_cases import BOTH, DTYPES, IN, KINDS, MASKED, OPERATIONS, OUT, Case, every_case, numbers
 from sparse_faults import FACTOR, FAULTS, dense, multiplied, pattern_of
 from sparse_table import decorated, exists, original, verdict, written
@@ -50,7 +50,7 @@ def failed(function: Callable[..., Any], inputs: Any, **keywords: Any) -> dict[s
 
 @pytest.mark.parametrize(
     ("operation", "kind", "dtype", "masked"),
-    halved(OPERATIONS, list(KINDS), DTYPES, MASKED),
+    paired(OPERATIONS, list(KINDS), DTYPES, MASKED),
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_what_torch_has_passes(operation, kind, dtype, masked):
@@ -104,7 +104,7 @@ def test_every_kind_is_covered(operations, dtype, masked):
 
 
 @pytest.mark.parametrize(
-    ("side", "kind", "dtype", "masked"), halved(["in", "out", "both"], list(KINDS), DTYPES, MASKED)
+    ("side", "kind", "dtype", "masked"), paired(["in", "out", "both"], list(KINDS), DTYPES, MASKED)
 )
 def test_wrong_derivatives_are_rejected(side, kind, dtype, masked):
     """And the right one is not; each of them in one mode, and in the other with the next kind."""
