@@ -372,11 +372,48 @@ def test_differentiable():
     expected = torch.autograd.grad(gradient(point).sum(), [point, weight])
     assert_close(torch.autograd.grad(fast(point).sum(), [point, weight]), expected)
     assert "differentiable" in repr(fast.plans)
+
+
+# Dynamo of torch 2.9 refuses a custom Function inside.
+THROUGH_CUSTOM = r"takes the backward of a custom|must override the setup_context"
+
+
+def test_differentiable_through_a_custom_function():
+    """Refused, and why; at a later call, too, if what requires grad is new."""
     through = covector.grad(lambda x: (StraightThrough.apply(x) * x * weight).sum())
-    # Dynamo of torch 2.9 refuses a custom Function inside.
-    refusals = (CompiledMismatchError, UntraceableError)
-    with pytest.raises(refusals, match=r"the gradient of compile|must override the setup_context"):
+    with pytest.raises(UntraceableError, match=THROUGH_CUSTOM):
         replay(through, differentiable=True)(x)
+    scale = torch.full((), 2.0, **DOUBLE)
+    through = covector.grad(lambda x: (StraightThrough.apply(x) * x * scale).sum())
+    fast = replay(through, differentiable=True, fallback="eager")
+
+    def differentiated():
+        assert not fast(x).requires_grad
+        scale.requires_grad_()
+        return fast(x)
+
+    with pytest.warns(CompileWarning, match=THROUGH_CUSTOM):
+        found = differentiated()
+    assert_close(torch.autograd.grad(found.sum(), scale), torch.autograd.grad(through(x).sum(), scale))
+    scale.requires_grad_(False)
+    point = x.clone().requires_grad_()
+    assert_close(
+        torch.autograd.grad(fast(point).sum(), point), torch.autograd.grad(through(point).sum(), point)
+    )
+
+
+def test_differentiable_is_compared_for_what_requires_grad():
+    """A structure of arguments that require grad is another one."""
+    fast = replay(lambda x: x.sin() * x, differentiable=True)
+    for point in (x, x.clone().requires_grad_(), x):
+        assert fast(point).requires_grad == point.requires_grad
+    assert len(fast.plans) == 2
+    factor = torch.ones(4, **DOUBLE)
+    fast = replay(lambda x: x * factor, differentiable=True)
+    assert not fast(x).requires_grad
+    factor.requires_grad_()
+    assert fast(x).requires_grad
+    assert len(fast.plans) == 2
 
 
 def test_inductor():

@@ -472,6 +472,56 @@ def test_the_backward_of_a_custom_function_that_is_differentiated(derivative):
     assert_close(compiled(function, backend="eager"), function(x))
 
 
+@pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+def test_a_gradient_through_a_custom_function_that_is_differentiated():
+    """By what is captured: refused, or without fullgraph computed eagerly; not where nothing is recorded."""
+    gradient = covector.grad(lambda x: (Legacy.apply(x * weight) ** 2).sum())
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"takes the backward of a custom|must override the setup_context"):
+        torch.compile(gradient, backend="aot_eager", fullgraph=True)(x)
+    found, expected = compiled(gradient, backend="aot_eager"), gradient(x)
+    assert_close(torch.autograd.grad(found.sum(), weight), torch.autograd.grad(expected.sum(), weight))
+    with torch.no_grad():
+        assert_close(compiled(gradient, backend="aot_eager", fullgraph=True), expected.detach())
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        covector.grad,
+        covector.grad_and_value,
+        covector.jacrev,
+        covector.hessian,
+        lambda f: lambda x: covector.vjp(f, x)[1](torch.ones((), **DOUBLE)),
+        lambda f: lambda x: covector.linearize(f, x)[1](u),
+        lambda f: lambda x: covector.grad(lambda y: covector.grad(f)(y).sum())(x),
+    ],
+)
+def test_without_grad_mode_nothing_is_recorded(verb):
+    """As without torch.compile, also where the function captures what requires grad."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result = torch.compile(verb(energy), fullgraph=True, backend="eager")(x)
+    assert not any(leaf.requires_grad for leaf in tree_leaves(result))
+
+
+@pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+@pytest.mark.parametrize("verb", [covector.grad, covector.jacrev, covector.hessian])
+def test_what_raised_once_is_compiled_again(verb):
+    """The functions that a verb makes share their code, which dynamo leaves alone once it raised."""
+
+    def failing(x):
+        raise ValueError("not here")
+
+    torch._dynamo.reset()
+    for wrapped in (verb(failing), lambda x: 2 * verb(failing)(x)):
+        with pytest.raises(ValueError, match="not here"):
+            torch.compile(wrapped, backend="eager")(x)
+    counter = CompileCounterWithBackend("eager")
+    assert_close(torch.compile(verb(energy), fullgraph=True, backend=counter)(x), verb(energy)(x))
+    assert counter.frame_count == 1
+
+
 def test_a_branch_on_values():
     """With `fullgraph` the error names the line; without, the whole transform is run eagerly.
 

@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling as tracing
 from torch.compiler import is_exporting
 
 from covector._engine.exported import below_autograd
+from covector._engine.versions import USED_BY_DYNAMO, is_there
 
 __all__ = [
     "eager_alone",
@@ -72,6 +73,9 @@ def eager_alone(function: F) -> F:
     the middle of our levels. So each verb, and each function that a verb makes, enters one marked function
     with the first thing it calls; after a break the whole of it is run eagerly.
 
+    What raises while it is traced is a break, too, so that the eager run raises it: dynamo would otherwise
+    never again look at the code that raised, which all functions of a verb share.
+
     `torch.export` has no frames, but a stack of modes, and finds another one in here (`exported`).
     """
 
@@ -79,11 +83,27 @@ def eager_alone(function: F) -> F:
     def entered(*args: Any, **kwargs: Any) -> Any:
         if is_exporting() and not tracing():
             return _exported(function, args, kwargs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            if tracing() and _may_break():
+                torch._dynamo.graph_break()
+            raise
 
     for marked in (cast(FunctionType, entered), function):
         set_code_exec_strategy(marked.__code__, _EAGER)
     return cast(F, entered)
+
+
+def _may_break() -> bool:
+    """Whether the graph that dynamo traces may end here: at top level, and without `fullgraph`."""
+    translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
+    at_top = not torch._C._functorch.get_interpreter_stack()
+    return at_top and not translator.output.root_tx.one_graph and all(map(is_there, USED_BY_DYNAMO))
+
+
+# dynamo calls it while it traces, and takes the answer as a constant.
+_may_break._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _exported(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

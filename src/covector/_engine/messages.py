@@ -98,3 +98,9 @@ def is_out_of_memory(error: Exception) -> bool:
 def is_unsorted(error: Exception) -> bool:
     """Whether the indices of a compressed tensor are in no order, which its values do not mind."""
     return "sorted and distinct" in str(error)
+
+
+def raised_while_traced(error: Exception) -> str | None:
+    """What the traced code itself raised, if dynamo passes that on."""
+    found = re.search(r"raised exception \w+\(\[?(['\"])(.*?)\1\]?\)", str(error), re.DOTALL)
+    return found.group(2).rstrip(".") if found else None

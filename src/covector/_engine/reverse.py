@@ -21,7 +21,7 @@ from covector._engine.scopes import (
     Scope,
     scope_here,
 )
-from covector._engine.traced import run_traced
+from covector._engine.traced import TracedScope, run_traced
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
@@ -119,14 +119,16 @@ def record(
     again = tracing() and (torch.is_grad_enabled() or levels.traced_inside())
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, order=1, again=again)
+        evaluation = _run(scope, run, inner, order=1, again=again)
     variables = list(map(inner.__getitem__, chosen))
     return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
 
 
-def _run(run: Run, leaves: list[Any], *, order: int, again: bool) -> Evaluation:
+def _run(scope: Scope, run: Run, leaves: list[Any], *, order: int, again: bool) -> Evaluation:
     """Run the function on these leaves, of which `order` derivatives are taken, and `again` perhaps more."""
-    return run_traced(run, leaves, order=order, again=again) if tracing() else run(leaves)
+    if isinstance(scope, TracedScope):
+        return run_traced(scope, run, leaves, order=order, again=again)
+    return run(leaves)
 
 
 def resumed(
@@ -154,7 +156,7 @@ def record_gradient(
     """
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, order=2, again=True)
+        evaluation = _run(scope, run, inner, order=2, again=True)
         variables = [inner[index] for index in chosen]
         (value,) = evaluation.outputs
         pulled: Sequence[Tensor | None] = [None] * len(variables)
@@ -262,7 +264,7 @@ def linearize(
     """Run the function and its pullback once, and keep the graph of the pullback."""
     with scope_here(at_top) as scope:
         inner = scope.open(leaves, chosen)
-        evaluation = _run(run, inner, order=2, again=True)
+        evaluation = _run(scope, run, inner, order=2, again=True)
         variables = [inner[index] for index in chosen]
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
         cotangents = [

@@ -26,10 +26,11 @@ from covector.errors import UnsupportedError
 class TracedScope:
     """Reverse mode on a nesting level, as `scopes.LevelScope`, in steps that dynamo knows."""
 
-    dead_end = once = custom = singly = shared = False
+    dead_end = once = singly = shared = False
 
     def __init__(self, number: int, *, nested: bool) -> None:
         self._number, self._nested = number, nested
+        self.custom = False
 
     def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
         """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
@@ -44,7 +45,7 @@ class TracedScope:
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:
         """Whether somebody could differentiate what a pull computes."""
-        return True
+        return self._nested or torch.is_grad_enabled()
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor as the caller may have it, once the level is left."""
@@ -57,7 +58,10 @@ class TracedScope:
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
-        return levels.unwrap_if_dead(output)
+        shown = levels.unwrap_if_dead(output)
+        if self.custom and shown.requires_grad:  # by something outside, so the derivative should do, too
+            raise UnsupportedError(_CUSTOM)
+        return shown
 
 
 @contextmanager
@@ -84,9 +88,14 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = No
 
 
 def run_traced(
-    run: Callable[[list[Any]], Evaluation], leaves: list[Any], *, order: int, again: bool
+    scope: TracedScope,
+    run: Callable[[list[Any]], Evaluation],
+    leaves: list[Any],
+    *,
+    order: int,
+    again: bool,
 ) -> Evaluation:
-    """The function on these leaves, by operations whose derivatives can be batched.
+    """The function on these leaves of the scope, by operations whose derivatives can be batched.
 
     `order` says how many derivatives are taken on this level, `again` whether others may follow. Fused
     attention, which has no second derivative, is elsewhere tried first, and done again without where it
@@ -95,15 +104,17 @@ def run_traced(
     before = _custom_functions()
     with _Distances(), differentiable_attention() if again or order > 1 else nullcontext():
         evaluation = run(leaves)
-    if order + levels.gradients_around() > 1 and _custom_functions() > before:
+    scope.custom = _custom_functions() > before
+    if scope.custom and order + levels.gradients_around() > 1:
         raise UnsupportedError(_CUSTOM)
     return evaluation
 
 
 _CUSTOM = (
-    "inside torch.compile, torch takes the backward of a custom autograd.Function as constant; second "
-    "derivatives, and forward mode, which goes through it, would be wrong. covector.compile gives the right "
-    "ones, and so does a call that is not compiled."
+    "inside torch.compile, torch takes the backward of a custom autograd.Function as constant. What "
+    "differentiates it would be wrong: second derivatives, forward mode, and the gradient of a derivative by "
+    "an argument or a captured tensor that requires grad. Use covector.compile, or a call that is not "
+    "compiled; where nothing is to be differentiated again, torch.no_grad()."
 )
 
 

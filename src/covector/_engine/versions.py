@@ -105,6 +105,8 @@ NEEDED = (
 
 # What `covector.compile` needs for backend="inductor".
 NEEDED_BY_INDUCTOR = ("torch._inductor.standalone_compile",)
+# What a verb uses inside of `torch.compile`, if it is there.
+USED_BY_DYNAMO = ("torch._dynamo.graph_break",)
 # What a verb needs inside of `torch.export`.
 NEEDED_BY_EXPORT = (
     "torch._ops._get_dispatch_mode_pre_dispatch",

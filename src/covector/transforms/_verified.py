@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covector._engine.outside import outside_of
+from covector._engine.messages import raised_while_traced
+from covector._engine.outside import Place, outside_of
 from covector._tree import flatten, leaf_paths
 from covector.errors import Caller, CompiledMismatchError, UntraceableError, first_sentence
 
@@ -76,23 +77,47 @@ _WHAT_TO_DO = (
 )
 
 
+class Recorded(NamedTuple):
+    """Which of the tensors that a function captures require grad, so that its result does."""
+
+    places: tuple[Place, ...]
+    required: list[bool]
+
+    @classmethod
+    def by(cls, function: Callable[..., Any]) -> Recorded:
+        """The captured tensors as they are now."""
+        places = tuple(several[0] for several in outside_of(function).tensors.values())
+        return cls(places, [_requires(place.value) for place in places])
+
+    def holds(self) -> bool:
+        """Whether those at the same places do."""
+        try:
+            return [_requires(place.get()) for place in self.places] == self.required
+        except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
+            return False
+
+
+def _requires(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
 def check_gradients(
-    caller: Caller, function: Callable[..., Any], compiled: Callable[..., Any], args: Any, kwargs: Any
+    caller: Caller, compiled: Callable[..., Any], args: Any, kwargs: Any, recorded: Recorded
 ) -> None:
-    """Two functions give the same result, and the same gradient by all that requires grad."""
-    expected = function(*args, **kwargs)
+    """A compiled function gives the result, and the gradient by all that requires grad, of the function."""
+    expected = caller.function(*args, **kwargs)
     try:
         got = compiled(*args, **kwargs)
     except Exception as error:  # of the compiler: the function itself did not raise
+        reason = raised_while_traced(error) or first_sentence(error)
         raise UntraceableError(
-            f"{caller}: torch.compile does not take it: {first_sentence(error)}. Without differentiable=True "
-            "it is traced in another way."
+            f"{caller}: torch.compile does not take it: {reason}. "
+            "Without differentiable=True it is traced in another way."
         ) from error
     check_same(caller, got, expected)
-    places = outside_of(function).tensors.values()
-    leaves = [*flatten((args, kwargs))[0], *(several[0].value for several in places)]
-    variables = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if variables:
+    leaves = [*flatten((args, kwargs))[0], *(place.value for place in recorded.places)]
+    variables = [leaf for leaf in leaves if _requires(leaf)]
+    if variables and torch.is_grad_enabled():
         check_same(
             caller._replace(verb="the gradient of compile"),
             _gradients(got, variables),

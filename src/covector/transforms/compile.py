@@ -28,7 +28,7 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import check_function, summary
-from covector.transforms._verified import check_gradients, check_same, moved
+from covector.transforms._verified import Recorded, check_gradients, check_same, moved
 
 # Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
 _MOST_PROGRAMS = 8
@@ -90,11 +90,16 @@ class _Made(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One compiled program, or the function itself where it could not be compiled."""
+    """One compiled program; or a function of the arguments as they are, if it could not be traced."""
 
     plan: CompiledPlan | None
     program: Program | None
     run: Run
+    recorded: Recorded | None = None
+
+    def still_applies(self) -> bool:
+        """Whether a function without a program is still what was looked at."""
+        return self.program is None and (self.recorded is None or self.recorded.holds())
 
 
 def compile(
@@ -189,7 +194,9 @@ class Compiled:
         key, tensors = self._key(*(flatten((args, kwargs)) if kwargs else flatten(args)))
         for entry in self._entries.get(key, ()):
             if entry.program is None:
-                return entry.run(*args, **kwargs)
+                if entry.still_applies():
+                    return entry.run(*args, **kwargs)
+                continue
             captured = entry.program.inputs()
             if captured is not None:
                 return entry.program.result.filled(quietly(entry.run, [*tensors, *captured]))
@@ -206,6 +213,8 @@ class Compiled:
                         raise TypeError(leaf.layout)
                     tensors.append(leaf)
                     key += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+                    if self._through_dynamo is not None:
+                        key.append(leaf.requires_grad and torch.is_grad_enabled())
                 else:
                     hash(leaf)
                     key += (type(leaf), leaf)
@@ -221,7 +230,9 @@ class Compiled:
         with self._lock, _progress(self._caller):
             entries = self._entries.setdefault(key, [])
             for entry in entries:  # another thread was faster
-                if entry.program is not None and entry.program.inputs() is not None:
+                if entry.still_applies() or (
+                    entry.program is not None and entry.program.inputs() is not None
+                ):
                     break
             else:
                 if len(entries) >= _MOST_PROGRAMS:
@@ -249,11 +260,12 @@ class Compiled:
         start = perf_counter()
         call = _Call(args, kwargs)
         if self._through_dynamo is not None:
-            check_gradients(self._caller, self.__wrapped__, self._through_dynamo, args, kwargs)
+            recorded = Recorded.by(self.__wrapped__)
+            check_gradients(self._caller, self._through_dynamo, args, kwargs, recorded)
             plan = CompiledPlan(
                 call.described(), "", f"{self._backend}, differentiable", 0, perf_counter() - start, (), 0, ()
             )
-            return _Entry(plan, None, self._through_dynamo)
+            return _Entry(plan, None, self._through_dynamo, recorded)
         with torch.no_grad():  # and whatever the function keeps from its first run is there when it is traced
             expected = call.on_tensors(self.__wrapped__)(*call.tensors)
         program, run, mode, backend = self._made(call)
