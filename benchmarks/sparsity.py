@@ -143,7 +143,7 @@ def ours(problem: Problem) -> Callable[[], Any]:
 def plan_of(problem: Problem) -> tuple[Any, torch.Tensor]:
     x = torch.from_numpy(problem.point())
     make = covector.hessian_plan if problem.hessian else covector.jacobian_plan
-    return make(lambda x: problem.function(torch, x), x), x
+    return make(partial(problem.function, torch), x), x
 
 
 def asdex_first(problem: Problem) -> Callable[[], Any]:

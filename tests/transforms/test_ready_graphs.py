@@ -5,6 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import covector
+from covector._engine.bindings import by_functions
 from covector._engine.program import trace
 from covector._engine.ready import short, written_out
 from covector.errors import Caller
@@ -73,6 +74,40 @@ def test_what_is_left_out(name, left):
     assert torch.equal(shortened(X, WEIGHTS, INDEX)[0].nan_to_num(), expected.nan_to_num())
     assert len(operations(shortened)) <= left, shortened.code
     assert ("aten.index_add.default" in operations(shortened)) == (name == "a gradient of an index")
+
+
+# Each with how many of its operations are left to operators by schema.
+BY_FUNCTIONS = {
+    "elementwise": (lambda x: (x * 2 + x.sin()) / x.exp(), 0),
+    "slices": (lambda x: x[1:3] * x[:2] + x[::2][:2], 0),
+    "slices of axes": (lambda x: x[:4].reshape(2, 2)[:, 1:].t()[:1] * 2, 0),
+    "a gradient of slices": (covector.grad(lambda x: (x[1:-1].sin() * x[2:]).sum()), 0),
+    "a gradient of steps": (covector.grad(lambda x: (x[::2] ** 2).sum()), 1),
+    "several results": (lambda x: torch.sort(x)[0] + torch.max(x, 0)[0], 0),
+    "lists": (lambda x: torch.cat([x, torch.stack([x, x]).sum(0)]), 0),
+    "not a number": (lambda x: (x - 10).sqrt() * x, 0),
+    "another dtype": (lambda x: x.float() + x.double(), 1),
+}
+
+
+@pytest.mark.parametrize("name", BY_FUNCTIONS)
+def test_operations_by_functions_give_the_same(name):
+    function, left = BY_FUNCTIONS[name]
+    module = make_fx(lambda x: [function(x)], tracing_mode="real")(X)
+    quick = by_functions(module, [X])
+    for x in (X, X.flip(0) - 1):
+        torch.testing.assert_close(quick(x)[0], function(x), rtol=0, atol=0, equal_nan=True)
+    assert sum(name.startswith("aten") for name in operations(quick)) == left, quick.code
+    assert all(name.startswith("aten") or "getitem" in name for name in operations(module))  # as it was
+
+
+def test_a_function_that_gives_something_else_is_not_used(monkeypatch):
+    """Nor one that raises: which function stands for an operator is tried out, not known."""
+    module = make_fx(lambda x: [torch.relu(x)], tracing_mode="real")(X)
+    monkeypatch.setattr(torch, "relu", torch.neg)
+    assert operations(by_functions(module, [X])) == ["aten.relu.default"]
+    monkeypatch.setattr(torch, "relu", torch.mm)
+    assert operations(by_functions(module, [X])) == ["aten.relu.default"]
 
 
 def test_the_constant_part_of_a_sparse_jacobian_is_computed_once():

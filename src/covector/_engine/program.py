@@ -22,8 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
-from covector._engine.outside import Outside, Place, always, is_plain, outside_of
+from covector._engine.bindings import by_functions
+from covector._engine.outside import Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
+from covector._lazy import lazy
 from covector._tree import LEAF, Spec, flatten, unflatten
 from covector.errors import Caller, UnsupportedError, UntraceableError
 
@@ -87,21 +89,34 @@ class Program:
     def inputs(self) -> list[Tensor] | None:
         """The captured tensors as they are now; None if the function has become another one."""
         try:
-            for guard in self.guards:
-                if guard.get() is not guard.value and not guard.holds():
+            for get, value, guard in self._guarded:
+                if get() is not value and not guard.holds():
                     return None
             tensors = []
-            for places, kind in zip(self.captured, self.kinds, strict=True):
-                tensor = places[0].get()
-                if not isinstance(tensor, Tensor) or _kind(tensor) != kind:
+            for get, kind, others in self._read:
+                tensor = get()
+                if kind is not None and (not isinstance(tensor, Tensor) or _kind(tensor) != kind):
                     return None
-                for other in places[1:]:
+                for other in others:
                     if other.get() is not tensor:
                         return None
                 tensors.append(tensor)
         except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
             return None
         return tensors
+
+    # What every call goes through, without the names that errors need.
+    @lazy
+    def _guarded(self) -> list[tuple[Get, Any, Place]]:
+        return [(guard.get, guard.value, guard) for guard in self.guards]
+
+    @lazy
+    def _read(self) -> list[tuple[Get, Kind | None, Sequence[Place]]]:
+        """For each captured tensor its first place, what it has to be like, and its other places."""
+        return [
+            (first.get, None if first.name == CONSTANT else kind, others)
+            for (first, *others), kind in zip(self.captured, self.kinds, strict=True)
+        ]
 
     def constants(self) -> dict[int, Tensor]:
         """The tensors that are built into the graph, by the position of the input that they are given as."""
@@ -311,7 +326,7 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
         backend: "replay" runs the graph as it is; "inductor" compiles it; others are for torch.compile.
     """
     if backend == "replay":
-        return short(program.module, program.constants()).forward
+        return by_functions(short(program.module, program.constants()), example).forward
     if backend != "inductor":
         return torch.compile(program.module, backend=backend, fullgraph=True, dynamic=False)
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):

@@ -35,6 +35,8 @@ _WRITERS = (
 _POWER = _aten.pow.Tensor_Scalar
 _PRODUCTS = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar}
 _MATRIX_PRODUCTS = {_aten.mm.default, _aten.bmm.default}
+# Of no effect where the result lies in memory as the argument does, which nothing changes in place.
+_REPEATED = {_aten.clone.default, _aten.view.default, _aten.expand.default}
 # Views that depend on how a tensor lies in memory: some can be made a copy instead, some cannot.
 _VIEWS = {_aten.view.default, _aten._unsafe_view.default}
 _BY_STRIDES = {_aten.as_strided.default, _aten.view.dtype, _aten.view_as_complex.default}
@@ -96,8 +98,8 @@ def short(module: GraphModule, constants: Mapping[int, Tensor]) -> GraphModule:
     """The same program without what can be left out, given the inputs that are always the same.
 
     What depends on constants alone is computed now (the groups of a sparse plan, the parts of a Jacobian that
-    are the same everywhere), x ** 1 and x * 1 are x, and what is computed twice is computed once. A graph
-    that changes tensors in place is left as it is.
+    are the same everywhere), x ** 1, x * 1 and a copy of x are x, what is computed twice is computed once. A
+    graph that changes tensors in place is left as it is.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -269,8 +271,8 @@ def _evaluated(node: Node, values: Mapping[Node, Any]) -> Any:
 
 
 def _unchanged(node: Node, values: Mapping[Node, Any]) -> Node | None:
-    """What a node is equal to, if it is a factor of one, or a power of one, of it."""
-    if _is_power(node, 1):
+    """What a node is equal to, if it is a copy, a factor of one, or a power of one, of it."""
+    if _is_power(node, 1) or (node.target in _REPEATED and _stored_alike(node, node.args[0])):
         return node.args[0]  # type: ignore[return-value]
     if node.target not in _PRODUCTS or len(node.args) != 2:
         return None
@@ -327,6 +329,11 @@ def _like(node: Any, other: Any) -> bool:
     if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
         return False
     return mine.shape == theirs.shape and mine.dtype == theirs.dtype
+
+
+def _stored_alike(node: Any, other: Any) -> bool:
+    """Whether two nodes have the same shape and dtype, and the same strides."""
+    return _like(node, other) and bool(node.meta["val"].stride() == other.meta["val"].stride())
 
 
 def _returned(node: Node) -> bool:

@@ -16,7 +16,7 @@ from covector._engine import levels
 from covector._engine.compiled import outside_graphs
 from covector._lazy import lazy
 from covector._linear import LinearMap
-from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, unflatten
+from covector._tree import Argnames, Argnums, Arguments, Evaluation, Spec, select, unflatten
 from covector.errors import ArgumentValueError, Caller, OutputError, RandomnessError, UnsupportedError
 from covector.sparsity.assembly import Block, Span, as_scipy, blocks_of, check_layout
 from covector.sparsity.coloring import Coloring
@@ -40,7 +40,7 @@ class Selection(NamedTuple):
 
     def bind(self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call, those to differentiate by marked and checked."""
-        arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
+        arguments = bind(caller, args, in_order(kwargs), self.argnums, self.argnames)
         check_dense(caller, arguments.primals(), lambda: arguments.paths(caller.function))
         check_dtypes(caller, arguments.primals(), None, lambda: arguments.paths(caller.function))
         return arguments
@@ -149,8 +149,11 @@ class SparsePlan(Plan):
     _executor: Any = field(kw_only=True, default=None)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        arguments = self.selection.bind(self.derivative.caller, args, kwargs)
-        self.structure.check(self.derivative.caller, arguments)
+        caller, selection = self.derivative.caller, self.selection
+        arguments = select(caller, args, in_order(kwargs), selection.argnums, selection.argnames)
+        if not self.structure.fits(arguments):
+            # Wrong for any plan, or for this one.
+            raise self.structure.refusal(caller, selection.bind(caller, args, kwargs))
         return arguments
 
     def _values(self, arguments: Arguments) -> Tensor:
@@ -309,6 +312,11 @@ class SparsePlan(Plan):
             for name in self.fallbacks
         ]
         return "\n".join(lines)
+
+
+def in_order(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name are the same in whatever order they are given."""
+    return dict(sorted(kwargs.items())) if len(kwargs) > 1 else kwargs
 
 
 def mode_of(coloring: Coloring) -> str:
