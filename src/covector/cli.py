@@ -291,7 +291,10 @@ def _data(results: list[Result], total: int, interrupted: bool) -> dict[str, Any
 
 
 def _hint(result: Result) -> str:
-    return next((hint_of(report) for report in result.reports if not report), "")
+    """One line on what is wrong: of the report, or of what was raised."""
+    lines = [] if result.passed else result.text.splitlines()
+    raised = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else ""
+    return next((hint_of(report) for report in result.reports if not report), raised)
 
 
 def _show_failure(options: argparse.Namespace, result: Result) -> None:

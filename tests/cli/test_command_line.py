@@ -247,6 +247,9 @@ def test_pages_and_data_of_failures(runs, folder):
     index = (pages / "index.html").read_text()
     assert 'href="bad.py-Double.html"' in index
     assert all(name in index for name in ("raises", "hangs", "dies", "timed out", "crashed"))
+    hints = re.findall(r'class="hint" title="([^"]*)"', index)
+    assert any("KeyError" in hint and "lost" in hint for hint in hints)
+    assert "the time limit of 8 s was reached" in hints
     assert "Double.apply" in (pages / "bad.py-Double.html").read_text()
     data = json.loads((folder / "bad.json").read_text())
     outcomes = {result["name"]: result["outcome"] for result in data["results"]}

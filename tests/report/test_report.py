@@ -651,6 +651,21 @@ def test_the_worst_entries_are_shown():
     assert judged.extent.startswith("At least")
 
 
+def test_of_a_sample_as_many_entries_differ_as_its_diagnosis_explains():
+    """Of a Jacobian that is too large to be held, what was seen is counted."""
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    twice = ruled(torch.sin, lambda g, x: 2 * g * x.cos())
+    finding = covector.check(twice, x.requires_grad_()).worst
+    assert finding.extent == f"At least {finding.count} of 1440000 entries differ; 8 are shown."
+    explained = f"explains {finding.count} of {finding.count} wrong entries in a sample"
+    assert finding.diagnoses[0].tested == explained
+    errors = [m.error for m in finding.mismatches]
+    assert errors == sorted(errors, reverse=True)
+    for m in finding.mismatches:
+        assert m.row == m.column
+        assert m.numeric == pytest.approx(float(x.detach().cos().flatten()[m.row]), rel=1e-6)
+
+
 def test_a_mistake_of_no_known_kind_says_so():
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, generator=draw, dtype=torch.float64).requires_grad_()

@@ -14,23 +14,30 @@ from covector.verify.finding import Finding, Mismatch, Outcome
 
 
 def worst(evidence: Evidence) -> Finding:
-    """The finding with its largest errors, and how many entries differ if each of them was looked at."""
+    """The finding with the largest errors, and how many entries differ, of those that were looked at."""
     found, problem = evidence.finding, evidence.run.problem
     if not evidence.steady or not _concerns_entries(found) or not evidence.has_wrong_entries:
         return found
     jacobians = evidence.jacobians
     # With kinks="pass", a kink still disagrees with a difference.
-    if jacobians is None or jacobians.bad.shape != problem.shape or evidence.run.options.tol.kinks == "pass":
+    if jacobians is None or evidence.run.options.tol.kinks == "pass":
         return found
-    judged = {(m.row, m.column): m for m in found.mismatches}
+    rows, columns = (
+        {number: place for place, number in enumerate(numbers.tolist())}
+        for numbers in (jacobians.row_numbers, jacobians.column_numbers)
+    )
+    judged = {(rows.get(m.row), columns.get(m.column)): m for m in found.mismatches}
+    if any(None in place for place in judged):  # beside the sample
+        return found
     bad = jacobians.bad.clone()
     for place in judged:
         bad[place] = True
+    count, every = int(bad.sum()), bad.shape == problem.shape
     order = _size(jacobians, bad).flatten().argsort(descending=True, stable=True)
-    places = [divmod(place, bad.shape[1]) for place in order[: min(constants.NAMED, int(bad.sum()))].tolist()]
+    places = [divmod(place, bad.shape[1]) for place in order[: min(constants.NAMED, count)].tolist()]
     shown = tuple(judged[place] if place in judged else _mismatch(jacobians, *place) for place in places)
-    count = int(bad.sum())
-    return replace(found, mismatches=shown, count=count, entries=bad.numel(), counted=True)
+    height, width = problem.shape
+    return replace(found, mismatches=shown, count=count, entries=height * width, counted=every)
 
 
 def _mismatch(jacobians: Jacobians, row: int, column: int) -> Mismatch:
@@ -38,7 +45,8 @@ def _mismatch(jacobians: Jacobians, row: int, column: int) -> Mismatch:
     parts = (jacobians.analytic, jacobians.numeric, jacobians.bound, jacobians.allowed)
     analytic, numeric, bound, allowed = (float(part[row, column]) for part in parts)
     entry = jacobians.entry(row, column)
-    return Mismatch(entry, analytic, numeric, bound, allowed, row=row, column=column)
+    at = int(jacobians.row_numbers[row]), int(jacobians.column_numbers[column])
+    return Mismatch(entry, analytic, numeric, bound, allowed, row=at[0], column=at[1])
 
 
 def _concerns_entries(found: Finding) -> bool:

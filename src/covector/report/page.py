@@ -257,9 +257,9 @@ def _map(kind: str, title: str, low: str, high: str) -> str:
 
 _MAPS = (
     '<div class="bar js-only"><strong id="pair-name" class="mono"></strong><span class="space"></span>'
-    '<label for="view">Show</label><select id="view"></select><label for="scale">Colours</label>'
-    '<select id="scale"><option value="log">logarithmic</option><option value="linear">linear</option>'
-    "</select>"
+    '<span class="choice"><label for="view">Show</label><select id="view"></select></span>'
+    '<span class="choice"><label for="scale">Colours</label><select id="scale">'
+    '<option value="log">logarithmic</option><option value="linear">linear</option></select></span>'
     '<button type="button" id="zoom-in">Zoom in</button><button type="button" id="zoom-out">Zoom out</button>'
     '<button type="button" id="zoom-reset">Whole</button></div>'
     '<div class="js-only"><div class="maps">'

@@ -131,10 +131,10 @@ def _grid(frame: _Frame, ticks: Iterable[float], written: Callable[[float], str]
         parts.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{written(tick)}</text>')
     for exponent in range(math.ceil(frame.x[0]), math.floor(frame.x[1]) + 1, 2):
         x, y = frame.at(exponent, frame.y[0])
-        parts.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{_power(exponent)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{_power(exponent)}</text>')
     x, y = frame.at(sum(frame.x) / 2, frame.y[0])
     parts.append(frame.level(frame.y[0], "axis"))
-    parts.append(f'<text x="{x:.1f}" y="{y + 31:.1f}" text-anchor="middle">step</text>')
+    parts.append(f'<text x="{x:.1f}" y="{y + 33:.1f}" text-anchor="middle">step</text>')
     return "".join(parts)
 
 
