@@ -568,6 +568,47 @@ def write_snapshots():
         (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(text_of(name))
 
 
+FORMULAS = {
+    "the square": (
+        ruled(lambda x: x.cosh().log(), lambda g, x: g * x.tanh() ** 2),
+        "`backward` returns the square of the numeric gradient for input `x`",
+    ),
+    "a factor of another input": (
+        ruled(lambda x, p: x**p, lambda g, x, p: (g * p * x ** (p - 1), g * x**p)),
+        "`backward` returns a derivative that lacks the factor log(`x`) for input `p`",
+    ),
+    "a factor in a product": (
+        ruled(
+            lambda x: x * (1.5 * x).sigmoid(),
+            lambda g, x: g * ((1.5 * x).sigmoid() + x * (1.5 * x).sigmoid() * (1 - (1.5 * x).sigmoid())),
+        ),
+        "with a second term (`x` times the derivative of that function) that is 0.6667 x the right one",
+    ),
+    "a function in a product": (
+        ruled(
+            lambda x: F.mish(x), lambda g, x: g * (F.softplus(x).tanh() + x * (1 - F.softplus(x).tanh() ** 2))
+        ),
+        "with a second term (`x` times the derivative of that function) that lacks the factor sigmoid(`x`)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_a_formula_lacks_is_written_out(name):
+    function, words = FORMULAS[name]
+    count = 2 if name == "a factor of another input" else 1
+    inputs = [draw.detach().abs().add(0.5).requires_grad_() for draw in normal(*[(8,)] * count)(0)]
+    (rule, evidence), *_ = said(function, inputs)
+    assert rule == "chain rule"
+    assert words in evidence
+
+
+def test_the_square_of_few_slopes_is_another_slope():
+    """0.01 is the square of 0.1, and of one it is one: a leaky slope is no square."""
+    leaky = ruled(lambda x: F.leaky_relu(x, 0.1), lambda g, x: g * torch.where(x > 0, 1.0, 0.01))
+    assert [rule for rule, _ in said(leaky, normal((12,)))] == ["negative inputs"]
+
+
 if __name__ == "__main__":
     write_snapshots()
 

@@ -166,9 +166,26 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         return (
             f"{returns} output / {name} for {{where}}: right if the other factor of the product were constant"
         )
+    if text := _second_term(analytic - y / x, numeric - y / x, expressions):
+        return (
+            f"{returns} for {{where}} the derivative of {name} times a function of it, with a second term "
+            f"({name} times the derivative of that function) that {text}"
+        )
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     return ""
+
+
+def _second_term(got: Tensor, true: Tensor, expressions: _Expressions) -> str:
+    """What is wrong with a term of the product rule, once the other one is subtracted from both sides."""
+    clear = true.abs() > 1e-3 * true.abs().max()  # the rest is noise of the numeric side
+    got, true = got[clear], true[clear]
+    if got.unique().numel() < _LEAST:
+        return ""
+    if (found := _is(got, {"": true})) is not None:
+        return f"is {found} x the right one"
+    factor = _factor(got / true, {text: values[clear] for text, values in expressions.items()})
+    return factor.replace("a derivative that lacks", "lacks").replace("a derivative with", "has")
 
 
 def _factor(ratio: Tensor, expressions: _Expressions) -> str:
