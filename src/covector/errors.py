@@ -219,9 +219,22 @@ def warn(message: str, category: type[CovectorWarning]) -> None:
     warnings.warn(message, category, stacklevel=depth)
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says; a class of the caller's may raise when it is asked."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be shown)"
+
+
+def described(error: BaseException) -> str:
+    """The class of an error, and what it says."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
 def first_sentence(error: BaseException) -> str:
     """The beginning of an error's text, without the full stop."""
-    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")[:200]
+    return text_of(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")[:200]
 
 
 def describe_origin(value: Any) -> str:

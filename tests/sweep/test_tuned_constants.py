@@ -26,6 +26,7 @@ MARGINS = {
     "REPEATED_ROWS",
     "ROUNDINGS_OF_A_SUM",
     "NAMED",
+    "LOUDER",
 }
 
 TUNED = sorted(

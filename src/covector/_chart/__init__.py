@@ -27,6 +27,7 @@ from covector._chart.layouts import is_sparse as is_sparse
 from covector._chart.layouts import is_strided as is_strided
 from covector._chart.layouts import kind_of as kind_of
 from covector._chart.layouts import overlaps as overlaps
+from covector._chart.layouts import part_of_larger as part_of_larger
 from covector._chart.layouts import real_dtype as real_dtype
 from covector._chart.layouts import reordered as reordered
 from covector._chart.layouts import same_numbers as same_numbers

@@ -102,6 +102,15 @@ def reordered(tensor: Tensor) -> Tensor:
     return apart[..., 0]
 
 
+def part_of_larger(tensor: Tensor) -> Tensor:
+    """The same numbers in the midst of a larger memory; complex ones as a view that is conjugate lazily."""
+    if not is_strided(tensor) or tensor.numel() == 0:
+        return tensor
+    numbers = tensor.conj().resolve_conj().reshape(-1)
+    part = torch.cat([-numbers[-1:], numbers])[1:].view(tensor.shape)
+    return part.conj()
+
+
 def values_of(tensor: Tensor) -> Tensor:
     """The numbers that a tensor holds, in strided layout and in its own memory."""
     if tensor.layout is torch.sparse_coo:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covector._chart.layouts import dense, is_opaque
+from covector._engine.tensors import negative_view
 
 # Tensors whose memory begins at multiples of so many elements are aligned alike.
 _ALIGNED = 64
@@ -114,10 +115,12 @@ class Place(NamedTuple):
         return tensor
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """A copy with the same strides and alignment, conjugate lazily or not: a backward may mind."""
+        """A copy with the same strides, alignment and lazy conjugate or negative: a backward may mind."""
         tensor = tensor.detach()
         if tensor.is_conj():
             return self.stand_in(tensor.conj()).conj()
+        if tensor.is_neg():
+            return negative_view(self.stand_in(negative_view(tensor)))
         copy = tensor.clone()
         if self.layout is not torch.strided:
             return copy

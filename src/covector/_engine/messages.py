@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from covector.errors import text_of
+
 CUSTOM_FUNCTION = "a custom autograd.Function"
 
 # Said of an operation that vmap applies point by point.
@@ -38,16 +40,16 @@ _LACKING = {
 
 def missing_kernel(error: Exception) -> str | None:
     """The operation that torch does not have for sparse tensors, if that is what this error says."""
-    text = str(error)
+    text = text_of(error)
     for said, meant in _LACKING.items():
         if found := re.search(said, text):
             return found.expand(meant)
     return None
 
 
-def missing_forward_rule(error: NotImplementedError) -> str | None:
+def missing_forward_rule(error: Exception) -> str | None:
     """The operation whose forward-mode rule torch misses, if that is what this error says."""
-    text = str(error)
+    text = text_of(error)
     if "implement the jvp function" in text:
         return CUSTOM_FUNCTION
     found = re.search(r"forward AD with (\S+) that does not support it", text)
@@ -56,7 +58,7 @@ def missing_forward_rule(error: NotImplementedError) -> str | None:
 
 def is_fused_attention(error: Exception) -> bool:
     """Whether fused attention lacks the derivative that was asked for."""
-    return names_fused_attention(str(error))
+    return names_fused_attention(text_of(error))
 
 
 def names_fused_attention(operation: str) -> bool:
@@ -66,41 +68,41 @@ def names_fused_attention(operation: str) -> bool:
 
 def has_inference_tensor(error: Exception) -> bool:
     """Whether a tensor made in inference mode was used where a graph is needed."""
-    return "nference tensor" in str(error)
+    return "nference tensor" in text_of(error)
 
 
 def mutates_captured(error: Exception) -> bool:
     """Whether the function would change a tensor from outside, inside a batch or a nested transform."""
-    return "mutate a captured Tensor" in str(error)
+    return "mutate a captured Tensor" in text_of(error)
 
 
 def writes_to_leaf(error: Exception) -> bool:
     """Whether the function would change, in place, a leaf that requires grad."""
-    return "leaf Variable that requires grad" in str(error)
+    return "leaf Variable that requires grad" in text_of(error)
 
 
 def draws_in_batch(error: Exception) -> bool:
     """Whether the function drew random numbers in a batch that was told to refuse that."""
-    return "randomness error mode" in str(error)
+    return "randomness error mode" in text_of(error)
 
 
 def reads_beyond_storage(error: Exception) -> bool:
     """Whether the function looked beyond its input, into the rest of the storage that it is a view of."""
-    return "out of bounds for storage" in str(error)
+    return "out of bounds for storage" in text_of(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the memory did not suffice."""
     texts = ("can't allocate memory", "out of memory")
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+    return isinstance(error, MemoryError) or any(text in text_of(error) for text in texts)
 
 
 def is_unsorted(error: Exception) -> bool:
     """Whether the indices of a compressed tensor are in no order, which its values do not mind."""
-    return "sorted and distinct" in str(error)
+    return "sorted and distinct" in text_of(error)
 
 
 def raised_while_traced(error: Exception) -> str | None:
     """What the traced code itself raised, if dynamo passes that on."""
-    found = re.search(r"raised exception \w+\(\[?(['\"])(.*?)\1\]?\)", str(error), re.DOTALL)
+    found = re.search(r"raised exception \w+\(\[?(['\"])(.*?)\1\]?\)", text_of(error), re.DOTALL)
     return found.group(2).rstrip(".") if found else None

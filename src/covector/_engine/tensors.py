@@ -16,6 +16,11 @@ def set_version(tensor: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def negative_view(tensor: Tensor) -> Tensor:
+    """The negative of a tensor as a view that is not computed; of such a view, the tensor."""
+    return torch._neg_view(tensor)
+
+
 def coo_indices(tensor: Tensor) -> Tensor:
     """The indices of a COO tensor, coalesced or not; the public method refuses those that are not."""
     return tensor._indices()

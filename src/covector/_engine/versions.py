@@ -88,6 +88,7 @@ NEEDED = (
     "torch.Tensor._version",
     "torch.UntypedStorage._cdata",
     "torch._C.TensorBase",
+    "torch._neg_view",
     "torch.utils._python_dispatch.TorchDispatchMode",
     # containers
     "torch.utils._pytree.keystr",

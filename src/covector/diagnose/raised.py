@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from covector.errors import described
 from covector.verify.finding import Finding
 
 # Where the code lies that is not the user's.
@@ -17,7 +18,7 @@ _OURS = (str(Path(__file__).parent.parent), str(Path(inspect.getfile(torch)).par
 
 def located(found: Finding, raised: BaseException | None) -> Finding:
     """A finding on a derivative that raised, with the line of the user's that did."""
-    if raised is None or found.summary != f"the derivative raised {type(raised).__name__}: {raised}":
+    if raised is None or found.summary != f"the derivative raised {described(raised)}":
         return found
     frames = traceback.extract_tb(raised.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((*_OURS, "<"))]

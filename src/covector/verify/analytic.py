@@ -62,7 +62,7 @@ class _QuietMap(LinearMap):
     def __init__(self, problem: Problem, seed: int = 0, *, varied: bool = True) -> None:
         super().__init__(problem.caller)
         self.problem = problem
-        self._seed, self._varied = seed, varied
+        self._seed, self.varied = seed, varied
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
 
@@ -76,7 +76,7 @@ class _QuietMap(LinearMap):
         return cotangents_of(
             problem.outputs,
             self._seed,
-            varied=self._varied,
+            varied=self.varied,
             few_digits=problem.low_precision or problem.is_lifted,
             half=problem.half_inside,
         )
@@ -198,13 +198,13 @@ class ReverseMap(_QuietMap):
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs
-        if not (cotangent.recorded or cotangent.expanded or cotangent.reordered):
+        if not (cotangent.recorded or cotangent.expanded or cotangent.reordered or cotangent.part):
             return self.pull(cotangent.tensors(chart))
         try:
             return self.pull(cotangent.tensors(chart), record=cotangent.recorded)
         except Exception as error:
             # Without a second derivative, create_graph may be refused, and views of a cotangent that is
-            # transposed; an expanded one may not.
+            # transposed or lazily conjugate; an expanded one may not.
             pulled = self.pull(chart.from_coords(cotangent.row * cotangent.factor))
             if cotangent.expanded:
                 self.refused = error
@@ -266,14 +266,16 @@ class ReverseMap(_QuietMap):
 
     def _odd(self, matrix: np.ndarray, which: np.ndarray) -> Cotangent | None:
         """The first cotangent of which the pullback is not what these rows add up to."""
-        random = self.random
-        sent = (Cotangent(random.rows[0], ""), *random.others)
-        for v, mixed, cotangent in zip(self.cotangents, self.mixed, sent, strict=True):
-            with np.errstate(all="ignore"):
-                off, size = abs(v @ matrix - mixed[which]), abs(v) @ abs(matrix)
-                if (off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any():
-                    return cotangent
-        return None
+        with np.errstate(all="ignore"):
+            off = abs(self.cotangents @ matrix - self.mixed[:, which])
+            size = abs(self.cotangents) @ abs(matrix)
+            wrong = (off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any(1)
+        sent = (Cotangent(self.random.rows[0], ""), *self.random.others)
+        return next((sent[index] for index in np.flatnonzero(wrong)), None)
+
+    def missing_from_sums(self) -> np.ndarray:
+        """By how much the pullback of each cotangent is not what the rows of A add up to."""
+        return self.cotangents @ self.unchecked_columns(np.arange(self.problem.inputs.size)) - self.mixed
 
     def entry(self, row: int, column: int) -> float:
         """One entry of A."""
@@ -312,9 +314,10 @@ class ForwardMap(_QuietMap):
         primals = [variable.detach() for variable in problem.variables]
         try:
             pushed = forward.push(run, primals, chosen, tangents, recorded=False)
-        except NotImplementedError as error:
+        except Exception as error:
+            problem.raised = None  # without tangents the function did not raise here: a rule for them does
             operation = missing_forward_rule(error) or missing_kernel(error)
-            if operation is None:
+            if operation is None or not isinstance(error, NotImplementedError):
                 raise
             names = graph.functions_without("jvp", problem.graph_outputs)
             if operation == CUSTOM_FUNCTION and names:

@@ -12,7 +12,7 @@ from torch import Tensor
 from covector._chart import Beyond, Sampled, ShapeChange
 from covector._engine import graph
 from covector._engine.messages import is_out_of_memory, missing_kernel
-from covector.errors import CovectorError, ResourceError, UnsupportedError, first_sentence
+from covector.errors import CovectorError, ResourceError, UnsupportedError, described, first_sentence, text_of
 from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
@@ -167,7 +167,7 @@ def _nonlinearity(run: CheckRun) -> str:
         times = f"{reverse.random.shrink * reverse.random.factor:.0f} times smaller"
         return f"a cotangent {times} does not give a gradient {times}"
     if reverse.refused is not None:
-        raised = f"{type(reverse.refused).__name__}: {reverse.refused}"
+        raised = described(reverse.refused)
         return f"it takes no cotangent that is expanded, as the gradient of a sum is, and raises {raised}"
     if reverse.odd is not None and (factor := _odd_factor(run, reverse.odd)):
         return f"the rows of the Jacobian do not add up to what it gives for a cotangent {factor}"
@@ -176,11 +176,12 @@ def _nonlinearity(run: CheckRun) -> str:
 
 def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
     """What it is about a cotangent that the backward is wrong for: pairs that differ in one thing only."""
-    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False, reordered=False)
+    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False, reordered=False, part=False)
     factors = (
         ("under create_graph", plain._replace(recorded=cotangent.recorded)),
         ("that is expanded, as the gradient of a sum is", plain._replace(expanded=cotangent.expanded)),
         ("in another order of memory, as if transposed", plain._replace(reordered=cotangent.reordered)),
+        ("that is a part of a larger tensor, or lazily conjugate", plain._replace(part=cotangent.part)),
         (f"of numbers around {cotangent.factor:.0e}", plain._replace(factor=cotangent.factor)),
     )
     expected = run.reverse.pulled_as_sent(plain)
@@ -319,7 +320,9 @@ def run_checks(run: CheckRun) -> tuple[Finding, ...]:
 def _require_memory(run: CheckRun, error: Exception) -> None:
     """A derivative that runs out of memory may be right: that is no finding."""
     if is_out_of_memory(error):
-        raise ResourceError(f"{run.problem.caller}: a derivative ran out of memory: {error}") from error
+        raise ResourceError(
+            f"{run.problem.caller}: a derivative ran out of memory: {text_of(error)}"
+        ) from error
 
 
 def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
@@ -345,7 +348,7 @@ def _all_findings(run: CheckRun) -> tuple[Finding, ...]:
                 findings.append(Finding(check.name, Outcome.UNSUPPORTED, f"torch does not have {missing}"))
                 modes.discard(check.mode)
                 continue
-            findings.append(failed(check.name, f"the derivative raised {type(error).__name__}: {error}"))
+            findings.append(failed(check.name, f"the derivative raised {described(error)}"))
             modes.discard(check.mode)
         if brief and findings[-1].outcome is not Outcome.PASSED:
             break

@@ -90,6 +90,10 @@ CURVED = 4.0
 """How much larger than noise the second differences of a stencil are that shows a curve. Those of a line in
 steps are at most 3.5 times as large as its noise, whatever its slope is."""
 
+LOUDER = 8.0
+"""How much more noise a stencil shows than one of its sides, or than a shorter one, if what fills it is not
+noise but a wave, or a jump beside the point: noise would fill all of them alike."""
+
 GAP = 0.7
 """The gap between one-sided slopes is in proportion to the step where the function is smooth, and does not
 shrink at a kink: between two lengths it has to keep this share of itself."""

@@ -15,6 +15,7 @@ from math import sqrt
 
 import numpy as np
 
+from covector.errors import described
 from covector.verify import constants
 from covector.verify.finding import Entry, Mismatch, Outcome
 from covector.verify.numeric import BudgetSpent, Numeric
@@ -136,7 +137,8 @@ class _Lengths:
         allowed = tol.allowed(float(last.value[row])) / 8
         first_is_noisy = len(stencils.taken) == 1 and last.noise[row] > allowed
         steep = last.truncation[row] > max(last.noise[row], allowed)
-        if not np.isfinite(last.value[row]) or steep or last.bent[row] or first_is_noisy:
+        near = last.bent[row] or stencils.noise_is_beside(row)
+        if not np.isfinite(last.value[row]) or steep or near or first_is_noisy:
             return [shorter, longer]
         return [longer, shorter]
 
@@ -229,7 +231,7 @@ def _entry(numeric: Numeric, row: int, column: int) -> Entry:
 def _raised(numeric: Numeric) -> str:
     """What the function raised away from the point, if it did."""
     error = numeric.refusal
-    return "" if error is None else f": the function raised {type(error).__name__}: {error}"
+    return "" if error is None else f": the function raised {described(error)}"
 
 
 def _undefined(stencils: Stencils) -> bool:

@@ -20,7 +20,7 @@ from covector._engine.levels import GradMode
 from covector._engine.memory import Watch
 from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
-from covector.errors import ResourceError
+from covector.errors import ResourceError, text_of
 from covector.verify import constants
 from covector.verify.problem import Problem, Shift
 from covector.verify.steps import Steps
@@ -133,7 +133,7 @@ class Numeric:
                 raise
             if is_out_of_memory(error):
                 raise ResourceError(
-                    f"{self.problem.caller}: the function ran out of memory: {error}"
+                    f"{self.problem.caller}: the function ran out of memory: {text_of(error)}"
                 ) from error
             self.refusal, self.problem.raised = error, None
             return np.full(self.problem.outputs.size, np.nan)

@@ -11,6 +11,7 @@ not, the function is differenced in the precision that it was given in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,29 +39,40 @@ class Rounding:
     def of_columns(self, analytic: Map, columns: np.ndarray) -> np.ndarray:
         """How far rounding may put the entries of some columns off."""
         plain = analytic.columns(columns)
-        squares = np.zeros(plain.shape)
-        for index in range(constants.ROUNDED_RUNS):
-            with RandomRounding(self._seed + index):
-                squares += np.nan_to_num(np.square(self._fresh(analytic).unchecked_columns(columns) - plain))
-        return constants.SIGMAS * self._at_least(np.sqrt(squares / constants.ROUNDED_RUNS), plain)
+        spread = self._spread(plain, lambda: self._fresh(analytic).unchecked_columns(columns))
+        return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_value(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The outputs at a point, and how far rounding may put them off."""
         plain = self._problem.evaluate(point)
+        spread = self._spread(plain, lambda: self._problem.evaluate(point))
+        return plain, constants.FEW_ULPS * self._at_least(spread, plain)
+
+    def explains_sums(self, analytic: ReverseMap) -> bool:
+        """Whether rounding alone keeps the rows of a derivative from adding up to its pullbacks."""
+        with np.errstate(all="ignore"):
+            missing = analytic.missing_from_sums()
+            spread = self._spread(missing, lambda: self._fresh_reverse(analytic).missing_from_sums())
+            return not (abs(missing) > constants.SIGMAS * spread).any()
+
+    def _spread(self, plain: np.ndarray, again: Callable[[], np.ndarray]) -> np.ndarray:
+        """How far numbers move when they are computed with every operation rounded at random."""
         squares = np.zeros(plain.shape)
         for index in range(constants.ROUNDED_RUNS):
             with RandomRounding(self._seed + index):
-                squares += np.nan_to_num(np.square(self._problem.evaluate(point) - plain))
-        spread = self._at_least(np.sqrt(squares / constants.ROUNDED_RUNS), plain)
-        return plain, constants.FEW_ULPS * spread
+                squares += np.nan_to_num(np.square(again() - plain))
+        return np.sqrt(squares / constants.ROUNDED_RUNS)
 
     def _fresh(self, analytic: Map) -> Map:
         """The derivative by another run of the function."""
         if isinstance(analytic, ForwardMap):
             return ForwardMap(self._problem, self._seed)
+        return self._fresh_reverse(analytic)
+
+    def _fresh_reverse(self, analytic: ReverseMap) -> ReverseMap:
         with GradMode(enabled=True):
             outputs = self._problem.outputs_of(self._problem.variables)
-            return ReverseMap(self._problem, self._seed, outputs=outputs)
+            return ReverseMap(self._problem, self._seed, varied=analytic.varied, outputs=outputs)
 
     def _at_least(self, noise: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """A number is rounded when it is stored."""

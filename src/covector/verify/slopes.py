@@ -29,6 +29,9 @@ from covector.verify.tolerance import Tolerance
 
 _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
 
+# The share of one-sided slopes by which they may differ because the function is curved.
+_CURVATURE = 1e-3
+
 
 @dataclass(frozen=True)
 class Slopes:
@@ -80,7 +83,7 @@ class Slopes:
     def bent(self) -> np.ndarray:
         """Where they are apart by more than the noise on either side explains."""
         size = abs(self.left) + abs(self.right)
-        return (self.gap > 10 * self.side_noise + 1e-3 * size) & (self.noise > self.side_noise)
+        return (self.gap > 10 * self.side_noise + _CURVATURE * size) & (self.noise > self.side_noise)
 
     @lazy
     def straight(self) -> np.ndarray:
@@ -116,10 +119,43 @@ class Slopes:
     @np.errstate(all="ignore")
     def is_line_of(self, other: Slopes) -> np.ndarray:
         """Where this stencil and a much longer or shorter one lie on the same line, which is not flat."""
-        ratio = max(self.length, other.length) / min(self.length, other.length)
         lines = self.straight & self.resolves & other.straight & other.resolves
         same = abs(self.value - other.value) <= self.bound + other.bound
-        return lines & same & (ratio >= constants.SHORTER)
+        return lines & same & (self._is_much_shorter(other) or other._is_much_shorter(self))
+
+    @property
+    def _sides(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]:
+        """The slope on each side, its noise, and where the noise of the stencil is on the other side."""
+        sides = (self.left, self.left_level), (self.right, self.right_level)
+        return tuple(
+            (slope, self._of_slope(level), constants.LOUDER * level < self.level) for slope, level in sides
+        )
+
+    @np.errstate(all="ignore")
+    def is_side_of(self, other: Slopes) -> np.ndarray:
+        """Where this stencil lies on the line of one side of a much longer one, which is not flat."""
+        on_a_side = [
+            quiet & (abs(self.value - slope) <= self.bound + noise + _CURVATURE * abs(slope))
+            for slope, noise, quiet in other._sides
+        ]
+        return self.straight & self.resolves & np.any(on_a_side, axis=0) & self._is_much_shorter(other)
+
+    def _is_much_shorter(self, other: Slopes) -> bool:
+        return other.length >= constants.SHORTER * self.length
+
+    @np.errstate(all="ignore")
+    def shares_side_with(self, other: Slopes) -> np.ndarray:
+        """Where one side of both is the same line, which is not flat, and the noise is on the other side."""
+        shared = [
+            quiet
+            & its_quiet
+            & (abs(slope) > noise)
+            & (abs(slope - its) <= noise + its_noise + _CURVATURE * abs(slope))
+            for (slope, noise, quiet), (its, its_noise, its_quiet) in zip(
+                self._sides, other._sides, strict=True
+            )
+        ]
+        return np.any(shared, axis=0)
 
     def agrees(self, other: Slopes, row: int) -> bool:
         """Whether two stencils can both be right."""
@@ -179,9 +215,14 @@ class Stencils:
 
     @lazy
     def _shown(self) -> tuple[np.ndarray, ...]:
-        """Where each shows a curve, or a line together with another one: no steps look like that."""
+        """Where each shows a curve, or a line together with another one, or with one side of that.
+
+        No steps look like that.
+        """
         return tuple(
-            np.any([~one.straight, *(one.is_line_of(other) for other in self.taken)], axis=0)
+            np.any(
+                [~one.straight, *(one.is_line_of(two) | one.is_side_of(two) for two in self.taken)], axis=0
+            )
             for one in self.taken
         )
 
@@ -216,7 +257,11 @@ class Stencils:
         """Whether the last one shows a curve with much less noise than a longer one: that was a wave."""
         last = self.taken[-1]
         loudest = max(one.level[row] for one in self.taken if one.length >= last.length)
-        return not last.straight[row] and bool(last.level[row] < loudest / 8)
+        return not last.straight[row] and bool(last.level[row] < loudest / constants.LOUDER)
+
+    def noise_is_beside(self, row: int) -> bool:
+        """Whether the last two share one side and are noisy on the other: a jump or a kink is next to x."""
+        return len(self.taken) > 1 and bool(self.taken[-1].shares_side_with(self.taken[-2])[row])
 
     def kept(self, row: int) -> list[Slopes]:
         """Those that no two shorter ones contradict: a longer one may have stepped over the function."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled, one_number, real_ones, reordered
+from covector._chart import Chart, Sampled, one_number, part_of_larger, real_ones, reordered
 from covector._random import seeded
 from covector.verify import constants
 from covector.verify.leaves import same_bits
@@ -97,6 +97,8 @@ class Cotangent(NamedTuple):
     """Whether it is pulled back under create_graph, as second derivatives do."""
     reordered: bool = False
     """Whether it is laid out in another order in memory, as the gradient of what is transposed."""
+    part: bool = False
+    """Whether it is a part of a larger tensor, as of what is put together; if complex, lazily conjugate."""
 
     def tensors(self, chart: Chart | Sampled) -> list[Tensor]:
         """The tensors of it, new ones: a backward may write to what it is given."""
@@ -105,7 +107,9 @@ class Cotangent(NamedTuple):
             if numbers is not None:
                 return numbers
         tensors = chart.from_coords(self.row * self.factor)
-        return [*map(reordered, tensors)] if self.reordered else tensors
+        if self.reordered:
+            return [*map(reordered, tensors)]
+        return [*map(part_of_larger, tensors)] if self.part else tensors
 
 
 class Cotangents(NamedTuple):
@@ -180,12 +184,12 @@ def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tu
     if chart.size == 0:
         return ()
     if chart.size == 1:  # every cotangent is a multiple of every other
-        return (Cotangent(even, "", factor=large, recorded=True),)
+        return (Cotangent(even, "", factor=large, recorded=True, part=True),)
     uneven = _uneven(chart.size, seed) * -even
     # The first number stays where it is in every order of memory.
     single = one_number(chart, 1 + seed % (chart.size - 1))
     return (
         Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True),
-        Cotangent(uneven, "with numbers of many sizes, and zeros", factor=large, recorded=True),
+        Cotangent(uneven, "with numbers of many sizes, and zeros", factor=large, recorded=True, part=True),
         Cotangent(single, "with one number that is not zero", reordered=True),
     )
