@@ -7,10 +7,24 @@ step, without the noise. Each kind has a module of its own, and each wrong funct
 
 from __future__ import annotations
 
-from holes import cotangents, customs, given, precision, programs, solvers, steps, vectors
+from holes import (
+    by_hand,
+    cotangents,
+    customs,
+    given,
+    nearby,
+    precision,
+    programs,
+    solvers,
+    steps,
+    vectors,
+    views,
+)
 from holes.table import Hole
 
-MODULES = (given, precision, cotangents, steps, programs, customs, solvers, vectors)
+MODULES = (
+    given, precision, cotangents, steps, programs, customs, solvers, vectors, views, nearby, by_hand,
+)  # fmt: skip
 HOLES: list[Hole] = [hole for module in MODULES for hole in module.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]
 RIGHT = [hole for hole in HOLES if hole.right]

@@ -6,6 +6,8 @@ or inside somebody's dual level, takes a nesting level, so that tangents are nev
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +60,12 @@ def push(
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.
         return _push_on_level(run, inner, chosen, tangents)
+
+
+def raised_by_rule(error: BaseException) -> bool:
+    """Whether this came out of a custom Function, of which only the rule for tangents is new in a push."""
+    applied = inspect.unwrap(torch.autograd.Function.apply).__code__
+    return any(frame.f_code is applied for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def nobody_records(leaves: Sequence[Any]) -> bool:

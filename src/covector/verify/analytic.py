@@ -315,7 +315,8 @@ class ForwardMap(_QuietMap):
         try:
             pushed = forward.push(run, primals, chosen, tangents, recorded=False)
         except Exception as error:
-            problem.raised = None  # without tangents the function did not raise here: a rule for them does
+            if forward.raised_by_rule(error):
+                problem.raised = None  # the function itself does not raise at the point
             operation = missing_forward_rule(error) or missing_kernel(error)
             if operation is None or not isinstance(error, NotImplementedError):
                 raise

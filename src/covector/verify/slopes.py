@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import comb, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,20 @@ _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
 
 # The share of one-sided slopes by which they may differ because the function is curved.
 _CURVATURE = 1e-3
+
+
+class _Side(NamedTuple):
+    """One side of a stencil."""
+
+    slope: np.ndarray
+    noise: np.ndarray
+    """How far noise may put the slope off."""
+    quiet: np.ndarray
+    """Where the noise of the stencil is on the other side."""
+
+    def has_slope(self, slope: np.ndarray, bound: np.ndarray) -> np.ndarray:
+        """Where it is quiet and its slope can be this one, up to curvature."""
+        return self.quiet & (abs(self.slope - slope) <= self.noise + bound + _CURVATURE * abs(self.slope))
 
 
 @dataclass(frozen=True)
@@ -123,39 +138,29 @@ class Slopes:
         same = abs(self.value - other.value) <= self.bound + other.bound
         return lines & same & (self._is_much_shorter(other) or other._is_much_shorter(self))
 
-    @property
-    def _sides(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]:
-        """The slope on each side, its noise, and where the noise of the stencil is on the other side."""
+    @lazy
+    def _sides(self) -> tuple[_Side, _Side]:
         sides = (self.left, self.left_level), (self.right, self.right_level)
-        return tuple(
-            (slope, self._of_slope(level), constants.LOUDER * level < self.level) for slope, level in sides
+        left, right = (
+            _Side(slope, self._of_slope(level), constants.LOUDER * level < self.level)
+            for slope, level in sides
         )
+        return left, right
 
     @np.errstate(all="ignore")
     def is_side_of(self, other: Slopes) -> np.ndarray:
         """Where this stencil lies on the line of one side of a much longer one, which is not flat."""
-        on_a_side = [
-            quiet & (abs(self.value - slope) <= self.bound + noise + _CURVATURE * abs(slope))
-            for slope, noise, quiet in other._sides
-        ]
-        return self.straight & self.resolves & np.any(on_a_side, axis=0) & self._is_much_shorter(other)
+        sides = np.any([side.has_slope(self.value, self.bound) for side in other._sides], axis=0)
+        return self.straight & self.resolves & sides & self._is_much_shorter(other)
 
     def _is_much_shorter(self, other: Slopes) -> bool:
         return other.length >= constants.SHORTER * self.length
 
     @np.errstate(all="ignore")
     def shares_side_with(self, other: Slopes) -> np.ndarray:
-        """Where one side of both is the same line, which is not flat, and the noise is on the other side."""
-        shared = [
-            quiet
-            & its_quiet
-            & (abs(slope) > noise)
-            & (abs(slope - its) <= noise + its_noise + _CURVATURE * abs(slope))
-            for (slope, noise, quiet), (its, its_noise, its_quiet) in zip(
-                self._sides, other._sides, strict=True
-            )
-        ]
-        return np.any(shared, axis=0)
+        """Where one side of both is the same line, and their noise is on the other side."""
+        pairs = zip(self._sides, other._sides, strict=True)
+        return np.any([mine.quiet & its.has_slope(mine.slope, mine.noise) for mine, its in pairs], axis=0)
 
     def agrees(self, other: Slopes, row: int) -> bool:
         """Whether two stencils can both be right."""
