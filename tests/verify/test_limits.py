@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -72,6 +73,13 @@ def test_a_backward_that_refuses_a_transposed_cotangent_passes(fast: bool) -> No
     """It raises where it cannot be used; what takes such a cotangent and gives wrong numbers fails."""
     pull = lambda g, x: (g.contiguous() if 0 in g.stride() else g).view(-1).reshape(x.shape) * x.cos()
     assert passes(ruled(torch.sin, pull), leaves((3, 4))(), fast_mode=fast)
+
+
+@both_modes
+def test_a_backward_that_refuses_a_lazy_conjugate_passes(fast: bool) -> None:
+    """It raises where it cannot be used; what takes such a cotangent and gives wrong numbers fails."""
+    pull = lambda g, z: torch.view_as_complex(2 * torch.view_as_real(g.contiguous())) * z.conj()
+    assert passes(ruled(torch.square, pull), leaves((3,), dtype=torch.complex128)(), fast_mode=fast)
 
 
 @both_modes
@@ -248,6 +256,43 @@ def test_bfloat16_that_takes_nothing_else_is_undecided(fast: bool) -> None:
         warnings.simplefilter("ignore", PrecisionWarning)
         report = covector.check(only_bfloat16, leaves((4,), dtype=torch.bfloat16)(), fast_mode=fast)
     assert report.outcome is Outcome.INCONCLUSIVE, str(report)
+
+
+class Remembers:
+    """The exponential, kept for as long as the input says that it is the same."""
+
+    def __init__(self, key: Callable[[Tensor], object]) -> None:
+        self._key, self._kept = key, (None, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._kept[0] != self._key(x):
+            self._kept = self._key(x), x.exp()
+        return 2 * self._kept[1]
+
+
+@both_modes
+def test_a_function_that_remembers_by_version_is_accused(fast: bool) -> None:
+    """Its input is moved without a new version; one that compares numbers sees that."""
+    x, keywords = leaves((3,))(), {"fast_mode": fast, "raise_exception": False}
+    by_version, by_numbers = lambda x: (id(x), x._version), lambda x: x.tolist()
+    assert not passes(Remembers(by_version), x, fast_mode=fast)
+    assert not torch.autograd.gradcheck(Remembers(by_version), x, **keywords)
+    assert passes(Remembers(by_numbers), x, fast_mode=fast)
+
+
+def workspace(returned: Callable[[Tensor], Tensor]):
+    """The sine, computed in memory that every call uses again."""
+    memory = torch.zeros(4, dtype=torch.float64)
+    return ruled(lambda x: returned(torch.sin(x, out=memory)), lambda g, x: g * x.cos())
+
+
+@both_modes
+def test_a_function_that_returns_a_view_of_its_workspace_is_rejected(fast: bool) -> None:
+    x = leaves((4,))()
+    report = covector.check(workspace(lambda y: y.view(4)), x, fast_mode=fast)
+    assert report.outcome is Outcome.FAILED
+    assert "view" in str(report)
+    assert passes(workspace(Tensor.clone), x, fast_mode=fast)
 
 
 @both_modes
