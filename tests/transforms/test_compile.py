@@ -322,7 +322,12 @@ def test_inside_others():
     fast = replay(hessian)
     fast(x)
     assert_close(torch.vmap(fast)(rows), torch.vmap(hessian)(rows))
-    assert_close(covector.jacfwd(fast)(x), covector.jacfwd(hessian)(x))
+    for verb in (covector.jacfwd, covector.jacrev, covector.jacobian, torch.func.jacrev):
+        assert_close(verb(fast)(x), verb(hessian)(x))
+    assert_close(covector.vjp(fast, x)[1](hessian(x)), covector.vjp(hessian, x)[1](hessian(x)))
+    assert_close(covector.functional.jacobian(fast, x), covector.jacrev(hessian)(x))
+    total = covector.grad(lambda x: replay(lambda y: (x * y).sum())(u))
+    assert_close(total(x), u)
     assert_close(replay(lambda x: fast(x) + 1)(x), hessian(x) + 1)
     assert_close(torch.compile(lambda x: fast(x) + 1, fullgraph=True, backend="eager")(x), hessian(x) + 1)
 

@@ -6,6 +6,7 @@ code that dynamo traces, a level in steps that it knows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, TypeAlias
@@ -32,6 +33,15 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
 
 
+class _Here(threading.local):
+    """How many functions of this thread are being recorded at top level, where no nesting level tells."""
+
+    recorded = 0
+
+
+here = _Here()
+
+
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
@@ -56,9 +66,11 @@ class PlainScope:
         if torch.is_inference_mode_enabled():
             self._eager = levels.EagerTensors().__enter__()
         torch._C._set_grad_enabled(True)
+        here.recorded += 1
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        here.recorded -= 1
         if _lasting != self._since:
             self.shared = True
         for leaf in self._leaves:

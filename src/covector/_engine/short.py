@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
 from covector._engine.reverse import Recording, resumed
-from covector._engine.scopes import PlainScope, lasting
+from covector._engine.scopes import PlainScope, here, lasting
 from covector._engine.writes import run_watched
 from covector._tree import Evaluation
 
@@ -48,9 +48,11 @@ class ShortRun:
         self.variables = variables
         if not connected:
             torch._C._set_grad_enabled(True)
+        here.recorded += 1
         try:
             self.returned = run_watched(function, inner, {}, variables)
         finally:
+            here.recorded -= 1
             torch._C._set_grad_enabled(connected)
             for variable in variables:
                 graph.close_leaf(variable)

@@ -17,6 +17,7 @@ from torch import Tensor
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
+from covector._engine.scopes import here
 from covector._tree import Arguments, flatten
 from covector.errors import (
     ArgumentTypeError,
@@ -189,7 +190,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function, computed by the program for arguments like these."""
-        if levels.active() or levels.dual_level_open() or without_values():
+        if here.recorded or levels.active() or levels.dual_level_open() or without_values():
             return self.__wrapped__(*args, **kwargs)  # a part of what somebody else traces or differentiates
         key, tensors = self._key(*(flatten((args, kwargs)) if kwargs else flatten(args)))
         for entry in self._entries.get(key, ()):
