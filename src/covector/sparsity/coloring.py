@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from covector.errors import ArgumentValueError
-from covector.sparsity.kernels import color_columns, color_stars, compiled, smallest_last
+from covector.sparsity.kernels import alone_in_row, color_columns, color_stars, compiled, smallest_last
 from covector.sparsity.pattern import SparsityPattern
 
 Integers = NDArray[np.int64]
@@ -241,11 +241,7 @@ def _by_stars(pattern: SparsityPattern) -> Coloring:
     colors[hubs] = colors.max(initial=-1) + 1 + np.arange(hubs.sum())
     used = np.bincount(rows, minlength=size) > 0
     colors = _renumbered(np.where(used, colors, -1))
-    groups = _groups(colors, int(colors.max(initial=-1)) + 1)
-    terms = sparse.csr_array(pattern.to_scipy().astype(np.int64) @ groups)
-    alone = (
-        np.asarray(terms[rows, colors[columns]]).reshape(-1) == 1 if len(rows) else np.zeros(0, dtype=bool)
-    )
+    alone = compiled(alone_in_row)(pattern.indptr, columns, colors) == 1
     source = np.where(alone, colors[columns] * size + rows, colors[rows] * size + columns)
     return Coloring("star", pattern.shape, colors, np.full(size, -1), source)
 
@@ -361,8 +357,7 @@ def _orders(pattern: SparsityPattern, across: SparsityPattern) -> Iterator[Integ
     lengths = np.diff(pattern.indptr)
     if float((lengths.astype(np.float64) ** 2).sum()) > _MUCH_WORK:
         return
-    degrees = np.zeros(count, dtype=np.int64)
-    np.add.at(degrees, pattern.indices, np.repeat(lengths, lengths))
+    degrees = np.bincount(pattern.indices, weights=np.repeat(lengths, lengths), minlength=count)
     yield np.argsort(-degrees, kind="stable")
     yield compiled(smallest_last)(pattern.indptr, pattern.indices, across.indptr, across.indices)
 

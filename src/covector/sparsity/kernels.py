@@ -67,57 +67,59 @@ def smallest_last(
     Columns are neighbours once for each row that they share.
     """
     count = len(column_start) - 1
-    degrees = np.zeros(count, dtype=np.int64)
-    for column in range(count):
-        for position in range(column_start[column], column_start[column + 1]):
-            row = column_rows[position]
-            degrees[column] += row_start[row + 1] - row_start[row] - 1
+    # What is known of a column stands together in memory: its degree, the columns after and before it in the
+    # doubly linked list of those of its degree, and whether it was removed.
+    known = np.full((count, 4), -1, dtype=np.int32)
     largest = 0
     for column in range(count):
-        largest = max(largest, degrees[column])
-    # Columns of each degree as doubly linked lists.
-    first = np.full(largest + 1, -1, dtype=np.int64)
-    after = np.full(count, -1, dtype=np.int64)
-    before = np.full(count, -1, dtype=np.int64)
+        total = 0
+        for position in range(column_start[column], column_start[column + 1]):
+            row = column_rows[position]
+            total += row_start[row + 1] - row_start[row] - 1
+        known[column, 0] = total
+        known[column, 3] = 0
+        largest = max(largest, total)
+    first = np.full(largest + 1, -1, dtype=np.int32)
     for column in range(count):
-        head = first[degrees[column]]
-        after[column] = head
+        head = first[known[column, 0]]
+        known[column, 1] = head
         if head >= 0:
-            before[head] = column
-        first[degrees[column]] = column
+            known[head, 2] = column
+        first[known[column, 0]] = column
     order = np.empty(count, dtype=np.int64)
-    removed = np.zeros(count, dtype=np.int64)
     degree = 0
     for step in range(count):
         degree = max(degree - 1, 0)
         while first[degree] < 0:
             degree += 1
         column = first[degree]
-        first[degree] = after[column]
-        if after[column] >= 0:
-            before[after[column]] = -1
-        removed[column] = 1
+        first[degree] = known[column, 1]
+        if known[column, 1] >= 0:
+            known[known[column, 1], 2] = -1
+        known[column, 3] = 1
         order[count - 1 - step] = column
         for position in range(column_start[column], column_start[column + 1]):
             row = column_rows[position]
             for place in range(row_start[row], row_start[row + 1]):
                 other = row_columns[place]
-                if removed[other] == 1:
+                if known[other, 3] == 1:
                     continue
-                if before[other] >= 0:
-                    after[before[other]] = after[other]
+                after, before = known[other, 1], known[other, 2]
+                fewer = known[other, 0] - 1
+                if before >= 0:
+                    known[before, 1] = after
                 else:
-                    first[degrees[other]] = after[other]
-                if after[other] >= 0:
-                    before[after[other]] = before[other]
-                degrees[other] -= 1
-                head = first[degrees[other]]
-                after[other] = head
-                before[other] = -1
+                    first[fewer + 1] = after
+                if after >= 0:
+                    known[after, 2] = before
+                head = first[fewer]
+                known[other, 0] = fewer
+                known[other, 1] = head
+                known[other, 2] = -1
                 if head >= 0:
-                    before[head] = other
-                first[degrees[other]] = other
-                degree = min(degree, degrees[other])
+                    known[head, 2] = other
+                first[fewer] = other
+                degree = min(degree, fewer)
     return order
 
 
@@ -132,14 +134,14 @@ def color_stars(start: Integers, neighbors: Integers, edges: Integers, order: In
     total = 0
     for place in range(len(edges)):
         total = max(total, edges[place] + 1)
-    colors = np.full(count, -1, dtype=np.int64)
-    taken = np.full(count + 1, -1, dtype=np.int64)
-    treated = np.full(count, -1, dtype=np.int64)
-    seen_by = np.full(count + 1, -1, dtype=np.int64)  # the last vertex with a neighbour of this colour,
+    colors = np.full(count, -1, dtype=np.int32)
+    taken = np.full(count + 1, -1, dtype=np.int32)
+    treated = np.full(count, -1, dtype=np.int32)
+    seen_by = np.full(count + 1, -1, dtype=np.int32)  # the last vertex with a neighbour of this colour,
     seen = np.full(count + 1, -1, dtype=np.int64)  # and its first neighbour of this colour,
-    seen_edge = np.full(count + 1, -1, dtype=np.int64)  # and the edge between them
-    star = np.full(total, -1, dtype=np.int64)  # the star of each edge
-    hub = np.full(total, -1, dtype=np.int64)  # the hub of each star; a single edge has none
+    seen_edge = np.full(count + 1, -1, dtype=np.int32)  # and the edge between them
+    star = np.full(total, -1, dtype=np.int32)  # the star of each edge
+    hub = np.full(total, -1, dtype=np.int32)  # the hub of each star; a single edge has none
     stars = 0
     for vertex in order:
         for place in range(start[vertex], start[vertex + 1]):
@@ -185,4 +187,18 @@ def color_stars(start: Integers, neighbors: Integers, edges: Integers, order: In
                 found = stars
                 stars += 1
             star[edges[place]] = found
-    return colors
+    return colors.astype(np.int64)
+
+
+def alone_in_row(row_start: Integers, row_columns: Integers, colors: Integers) -> Integers:
+    """For each entry, 1 if no other column of its colour has an entry in its row, else 0."""
+    alone = np.zeros(len(row_columns), dtype=np.int64)
+    seen = np.zeros(len(colors) + 1, dtype=np.int64)  # entries of each colour in the row at hand
+    for row in range(len(row_start) - 1):
+        for position in range(row_start[row], row_start[row + 1]):
+            seen[colors[row_columns[position]]] += 1
+        for position in range(row_start[row], row_start[row + 1]):
+            alone[position] = 1 if seen[colors[row_columns[position]]] == 1 else 0
+        for position in range(row_start[row], row_start[row + 1]):
+            seen[colors[row_columns[position]]] = 0
+    return alone
