@@ -11,6 +11,7 @@ from covector._tree import Arguments
 from covector.errors import Caller
 from covector.verify.analytic import ReverseMap
 from covector.verify.examine import Examiner
+from covector.verify.locate import columns_apart
 from covector.verify.looks import Look, axes, elementwise, ladder, may_align, signs, singles
 from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
@@ -165,6 +166,8 @@ def test_doubled_steps_clear_what_is_truncation():
         ((2,), 2, ["singles"]),
         ((200,), 0, ["elementwise", "axes", "singles"]),
         ((200,), 1, ["signs", "elementwise", "axes", "singles"]),
+        ((20_000,), 0, ["elementwise", "axes", "singles"]),
+        ((20_000,), 1, ["signs", "elementwise", "axes"]),
     ],
 )
 def test_the_ladder_goes_from_the_cheapest_look_to_every_column(shape, probes, names):
@@ -234,3 +237,24 @@ def test_many_wrong_cells_do_not_cost_every_column():
     report = covector.check(scaled, drawn(1000))
     assert not report
     assert report.evaluations < 300
+
+
+def test_columns_that_disagree_by_themselves_are_found_by_halving() -> None:
+    function = lambda x: (x * x).sum() + 5 * (x[[3, 40]] - x[[3, 40]].detach()).sum()
+    comparison = examiner(function, drawn(64))
+    numeric, analytic = comparison.numeric, comparison.analytic
+    columns, steps = np.arange(64), np.full(64, 1e-6)
+    off = np.full(1, -2 * 5e-6)
+    found = list(columns_apart(numeric, analytic, columns, steps, off, np.full(1, 1e-8)))
+    assert sorted(found) == [3, 40]
+    assert numeric.runs < 50
+
+
+def test_a_kink_that_no_half_reaches_leads_to_no_column() -> None:
+    """Each of 64 numbers moves by 1e-6, and all of them together by more than the distance of the kink."""
+    x = torch.zeros(64, dtype=torch.float64, requires_grad=True)
+    comparison = examiner(lambda x: torch.relu(x.sum() - 4e-5), x)
+    numeric, analytic = comparison.numeric, comparison.analytic
+    columns, steps, off = np.arange(64), np.full(64, 1e-6), np.full(1, 1.2e-5)
+    assert list(columns_apart(numeric, analytic, columns, steps, off, np.full(1, 1e-8))) == []
+    assert numeric.runs == 4

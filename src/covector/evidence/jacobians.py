@@ -16,9 +16,9 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
+from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
-from covector.verify.numeric import Numeric
 from covector.verify.run import CheckRun
 
 
@@ -33,13 +33,15 @@ class Budget:
     unbatched: int
     """How many columns are differenced of a function that cannot be batched."""
 
-    def columns(self, numeric: Numeric) -> int:
+    def columns(self, run: CheckRun) -> int:
         """How many columns may be differenced."""
-        height, width = numeric.problem.shape
-        many = width if height * width <= self.entries else min(self.sample, width)
+        numeric, (height, width) = run.numeric, run.problem.shape
+        too_many = run.options.fast and 2 * width > constants.FAST_RUNS
+        all_of_them = height * width <= self.entries and not too_many
+        many = width if all_of_them else min(self.sample, width)
         if numeric.knows_columns:
             return many
-        left = 2 * width + self.runs - numeric.runs
+        left = 2 * width + self.runs - run.runs
         affordable = left // 2 if numeric.batches else self.unbatched
         return min(many, max(_FEW, affordable))
 
@@ -47,7 +49,7 @@ class Budget:
 # Columns that are differenced for a diagnosis however many runs the check has taken.
 _FEW = 4
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=60, unbatched=12)
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, unbatched=12)  # two more look for a cut
 PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
 
 
@@ -126,7 +128,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         # A few first: they tell whether the function can be batched.
         numeric.limit = numeric.runs + 2 * _FEW
         numeric.columns(np.arange(min(_FEW, width)))
-    count = budget.columns(numeric)
+    count = budget.columns(run)
     whole = count == width and height * width <= budget.entries
     if not whole:
         rows = _spread(height, min(count, budget.sample), [m.row for m in mismatches])

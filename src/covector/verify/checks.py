@@ -17,7 +17,7 @@ from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.forgiving import is_mistake_of_ours
-from covector.verify.locate import locate_column
+from covector.verify.locate import columns_apart
 from covector.verify.problem import Impure
 from covector.verify.reentrancy import determinism
 from covector.verify.run import CheckRun
@@ -127,11 +127,12 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     moves = np.zeros((1, problem.inputs.size))
     moves[0, columns] = steps
     nothing = ZeroMap(problem, run.options.seed)
-    off = float(nothing.cotangents[0] @ numeric.differences(moves)[0])
-    if not abs(off) > run.options.tol.atol * numeric.eps:
+    off = nothing.cotangents @ numeric.differences(moves)[0]
+    allowed = np.full(len(off), run.options.tol.atol * numeric.eps)
+    if (abs(off) <= allowed).all():
         return None
-    column = locate_column(numeric, nothing, columns, steps, 0, off)
-    return problem.inputs.label(column, problem.input_names)
+    column = next(columns_apart(numeric, nothing, columns, steps, off, allowed), None)
+    return None if column is None else problem.inputs.label(column, problem.input_names)
 
 
 def linearity(run: CheckRun) -> Finding:

@@ -34,9 +34,8 @@ GROSS = 0.1
 """A central difference that is off by more than this share is no matter of truncation, so that doubled steps
 do not help: either it is right, or the function changes within the step."""
 
-REST = 0.25
-"""The share of a disagreement that one column may leave to others, for the next one to be looked for by
-halving: where many columns disagree, moving each of them is better."""
+HALVING_SHARE = 1 / 64
+"""The share of the runs that moving every column takes, which halving groups of columns may take before."""
 
 ROUNDED_RUNS = 6
 """How often a function in low precision is run with random rounding, once its derivative looks wrong: the
@@ -64,9 +63,8 @@ NEAR = 1e3
 """Up to this size of a coordinate, steps are in proportion to it; of a larger one, as long as for this one: a
 function of 1e7 may change within a unit."""
 
-LOOK_LENGTHS = 4.0, 64.0
-"""By what the next step of a look is longer, and the longest, in units of `eps`: a longer one is taken where
-rounding would hide an entry."""
+LENGTHS = 4.0
+"""By what the next step of a look is longer: a longer one is taken where rounding would hide an entry."""
 
 LONGER = 4096
 """How much longer the next stencil of the judge is at most, where noise hides the slope."""
@@ -81,7 +79,7 @@ STENCILS = 5
 """How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `LONGEST_STEP`."""
 
 LONGEST_STEP = 2.0**-5
-"""The longest step of the judge, in units of max(1, |x|)."""
+"""The longest step, in units of max(1, |x|)."""
 
 SIGMAS = 4.0
 """A difference is known to this many standard deviations of its noise: one in 16,000 is further off."""
@@ -104,6 +102,10 @@ EXTRA_RUNS = 32
 """Runs of the function that judging entries takes at most, beyond those of a look and of halving its groups:
 two columns with two or three stencils each. With a second difference of every suspect column, a check stays
 within torch's own number of runs and 60."""
+
+FAST_RUNS = 20_000
+"""Runs of the function in fast mode at most, as many as torch's exhaustive mode takes for 10,000 numbers. Who
+asked for a fast check of more would wait for hours to be told what every column does."""
 
 BATCH_BYTES = 32 * 2**20
 """Memory of one batch of evaluations beside what a single one takes, and of differences that are kept. What

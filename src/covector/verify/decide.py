@@ -16,7 +16,7 @@ from covector.verify.entries import Entries
 from covector.verify.examine import Examiner, Suspects
 from covector.verify.finding import Outcome
 from covector.verify.judge import judge
-from covector.verify.locate import locate_column, locate_row
+from covector.verify.locate import columns_apart, locate_row
 from covector.verify.looks import Look, ladder
 from covector.verify.numeric import BudgetSpent, Numeric
 from covector.verify.record import Record, Verdict
@@ -79,9 +79,10 @@ class _Decision:
             return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
         if not look.shared and self._owners_explain(suspects):
             return True
-        if look.guessed or self._record.failed or not suspects.steady or self._examiner.hides(suspects):
+        halving = constants.EXTRA_RUNS + 4 * look.groups.shape[1].bit_length()
+        if look.guessed or self._record.failed or self._examiner.hides(suspects) or halving > 2 * look.size:
             return False
-        return self._few_columns_explain(suspects)
+        return self._parts_agree(suspects)
 
     def _owners_explain(self, suspects: Suspects) -> bool:
         """Whether cells disagree because of the columns that own them, and these are right all the same.
@@ -106,53 +107,42 @@ class _Decision:
             return False
         return Entries(self._examiner, self._record, owners.ravel(), steps.ravel(), alone).pass_all()
 
-    def _few_columns_explain(self, suspects: Suspects) -> bool:
-        """Whether groups are off by a few columns only, and these are right all the same.
-
-        An error that the tolerance allows, or that of the difference, is subtracted; the rest must be noise.
-        """
-        look = suspects.look
-        share = look.share * self._tol.atol * look.least(suspects.steps)
-        allowed = (self._examiner.noise(look) + share)[:, 0]
-        off = self._off(look.moves(suspects.steps), suspects.differences)
-        while True:
-            column = self._right_column(suspects, off)
-            if column is None or not look.shared:
-                return False
-            moves = np.where(np.arange(look.size) == column, look.moves(suspects.steps), 0.0)
-            before, off = off, off - self._off(moves, self._numeric.differences(moves))
-            if (abs(off) <= allowed).all():
-                return True
-            if not abs(off).max() < constants.REST * abs(before).max():
-                return False
-
-    def _off(self, moves: np.ndarray, differences: np.ndarray) -> np.ndarray:
-        """What differences along some moves are off by: cotangent, move."""
+    def _parts_agree(self, suspects: Suspects) -> bool:
+        """Whether the groups disagree because of a few columns, and these are right all the same."""
+        look, moves = suspects.look, suspects.look.moves(suspects.steps)
         with np.errstate(all="ignore"):
-            return self._analytic.cotangents @ differences.T - self._analytic.mixed_along(moves)
+            off = self._analytic.cotangents @ suspects.differences.T - self._analytic.mixed_along(moves)
+        noise = np.sqrt(np.square(self._examiner.noise(look)).sum(1, keepdims=True))
+        allowed = noise + look.share * self._tol.atol * look.least(suspects.steps)
+        self._numeric.limit += int(constants.HALVING_SHARE * 2 * look.size)
+        for group, columns in enumerate(look.groups):
+            for column in columns_apart(
+                self._numeric, self._analytic, columns, suspects.steps[group], off[:, group], allowed[group]
+            ):
+                if not self._column_is_right(column, int(abs(off[:, group]).argmax())) or not look.shared:
+                    return False
+        return look.shared
 
-    def _right_column(self, suspects: Suspects, off: np.ndarray) -> int | None:
-        """The column that contributes the most to what the worst group is off by; None if it is not right."""
+    def _column_is_right(self, column: int, which: int) -> bool:
+        """Whether a column that disagrees along a cotangent is right all the same."""
         numeric, analytic = self._numeric, self._analytic
-        which, group = np.unravel_index(np.nan_to_num(abs(off), nan=np.inf).argmax(), off.shape)
-        columns, steps = suspects.look.groups[group], suspects.steps[group]
-        column = locate_column(numeric, analytic, columns, steps, int(which), float(off[which, group]))
         step = numeric.steps.array(numeric.eps)[[column]]
         with np.errstate(all="ignore"):
             slope = numeric.singly(np.array([column]), step)[0] / step
-        row = locate_row(analytic, column, slope, int(which))
+        row = locate_row(analytic, column, slope, which)
         judged = judge(numeric, column, [row], [analytic.entry(row, column)], self._tol)
         self._record.add_column(column, judged)
         entry = judged.entries[0]
         if entry.outcome is not Outcome.PASSED or entry.kink:
-            return None
-        # The other entries of the column, mixed; what the judged one is allowed to be off by is subtracted.
-        cotangents, best = analytic.cotangents, judged.best
+            return False
+        # The other entries of the column, mixed: they have to agree too.
+        best, others = judged.best, analytic.cotangents.copy()
         assert best is not None
+        others[:, row] = 0.0
         with np.errstate(all="ignore"):
-            allowed = cotangents[:, row] * (entry.mismatch.numeric - entry.mismatch.analytic)
             expected = analytic.mixed_along(unit(numeric.problem.inputs.size, column).numpy()[None])[:, 0]
-            noise = np.sqrt(np.square(cotangents * best.bound).sum(1))
-            off = abs(cotangents @ best.value - allowed - expected)
+            expected -= analytic.cotangents[:, row] * entry.mismatch.analytic
+            noise = np.sqrt(np.square(others * best.bound).sum(1))
+            off = abs(others @ best.value - expected)
             right = (off <= noise + constants.CELL_SHARE * self._tol.atol) & (noise <= self._tol.atol)
-        return column if right.all() else None
+        return bool(right.all())

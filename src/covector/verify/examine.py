@@ -34,9 +34,6 @@ class Suspects:
     """Which cells of each group disagree."""
     plain: np.ndarray
     """The differences before any extrapolation."""
-    steady: bool = True
-    """Whether what the worst group is off by stays, or grows fourfold, when the steps are doubled: that of a
-    wrong entry or of truncation does, and can be located by halving; that of noise does not."""
 
     def __len__(self) -> int:
         return len(self.look)
@@ -102,7 +99,7 @@ class Examiner:
         if remaining is not None and not (
             remaining.look.guessed and remaining.cells.sum() < worst.cells.sum()
         ):
-            return replace(suspects, steady=self._steady(worst, far))
+            return suspects
         size = self.numeric.columns_at_once
         parts = [suspects.part(slice(start, start + size)) for start in range(1, len(suspects), size)]
         return _joined([remaining, *(self._extrapolated(part, self._twice_as_far(part)) for part in parts)])
@@ -153,8 +150,12 @@ class Examiner:
         with np.errstate(all="ignore"):
             # A little more, for the rounding of steps.
             needed = 1.001 * self.noise(look) / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
-        lengths, most = list(look.lengths), needed.max()
-        if most <= lengths[0] or len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:
+        lengths, most = list(look.lengths(self.numeric.eps)), needed.max()
+        if most <= lengths[0]:
+            return [(lengths[0], True)]
+        if needed.size == 1 and most <= lengths[-1]:  # no longer than need be: fewer kinks are crossed
+            return [(float(most), True)]
+        if len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:
             return [(next((length for length in lengths if most <= length), 1.0), True)]
         chosen = np.array([*lengths, 1.0])[np.searchsorted(lengths, needed)]
         return [(float(length), chosen == length) for length in np.unique(chosen)]
@@ -196,15 +197,6 @@ class Examiner:
             cells = worst.look.cells(self.analytic.cotangents, worst.differences)
             off = self.off(worst.look, worst.steps, worst.differences)
             return bool(abs(off).max() > constants.GROSS * abs(cells).max())
-
-    def _steady(self, suspects: Suspects, far: np.ndarray) -> bool:
-        """Whether what a group is off by stays, or grows with the square of the step; noise does neither."""
-        look, steps = suspects.look, suspects.steps
-        first, second = self.off(look, steps, suspects.plain), self.off(look, steps, far)
-        worst = np.unravel_index(np.nan_to_num(abs(first), nan=0.0).argmax(), first.shape)
-        with np.errstate(all="ignore"):
-            ratio = float(second[worst] / first[worst])
-        return any(abs(ratio - power) <= 0.25 * power for power in (1, 4))
 
 
 def _joined(parts: Sequence[Suspects | None]) -> Suspects | None:

@@ -133,10 +133,15 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
     if verdict.outcome is Outcome.PASSED:
         return Finding(name, verdict.outcome, entries=verdict.entries)
     notes = {m.note for m in verdict.mismatches}
-    summary = f"{what} disagrees with central differences"
+    summary, advice = f"{what} disagrees with central differences", ""
     if any(note.startswith("outside the domain") for note in notes):
         places = ", ".join(str(m.entry) for m in verdict.mismatches[:4])
         summary = f"outside the domain at entries {places}"
+    elif verdict.outcome is Outcome.INCONCLUSIVE and verdict.looks[-1:] == ("signs",):
+        summary = f"{what} disagrees with differences along random directions, and no few columns explain it"
+        advice = (
+            "Kinks or noise do this too. fast_mode=False moves every column, max_entries= a few."
+        )
     elif verdict.outcome is Outcome.INCONCLUSIVE:
         summary = "the noise of the difference exceeds the tolerance"
     elif notes and all(note.startswith("not differentiable") for note in notes):
@@ -148,7 +153,8 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         verdict.mismatches,
         len(verdict.mismatches),
         verdict.entries,
-        counted=verdict.counted,
+        advice,
+        verdict.counted,
     )
 
 

@@ -1,9 +1,8 @@
-"""From a cell that disagrees to the entry behind it, by halving.
-
-J u is linear in u, so what one half of the columns is off by tells what the other half is.
-"""
+"""From a cell that disagrees to the entry behind it, by halving."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -12,28 +11,45 @@ from covector.verify.analytic import Analytic, ReverseMap
 from covector.verify.numeric import Numeric
 
 
-def locate_column(
-    numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.ndarray, which: int, off: float
-) -> int:
-    """The column that contributes the most to what these columns together are off by.
+def columns_apart(
+    numeric: Numeric,
+    analytic: Analytic,
+    columns: np.ndarray,
+    steps: np.ndarray,
+    off: np.ndarray,
+    allowed: np.ndarray,
+) -> Iterator[int]:
+    """Those of some columns that disagree by themselves, where together they are off by `off`.
 
-    `which` is the cotangent that they disagree along, `off` by how much.
+    J u is linear in u: if one half of the columns is off by as much as all of them, the other half agrees.
+    If neither half disagrees, what both are off by together is a kink that neither reaches alone. Each
+    number of `off` and `allowed` belongs to a cotangent.
     """
-    cotangent = analytic.cotangents[which]
-    numeric.limit += 2 * (len(columns) - 1).bit_length()
-    while len(columns) > 1:
+    pending = [(columns, steps, off)]
+    numeric.limit += 4 * (len(columns) - 1).bit_length()
+    while pending:
+        columns, steps, off = pending.pop()
+        if len(columns) == 1:
+            yield int(columns[0])
+            continue
         half = len(columns) // 2
-        moves = np.zeros((1, numeric.problem.inputs.size))
-        moves[0, columns[:half]] = steps[:half]
-        with np.errstate(all="ignore"):
-            differences = cotangent @ numeric.differences(moves)[0]
-            first = float(differences - analytic.mixed_along(moves)[which, 0])
+        first = _off(numeric, analytic, columns[:half], steps[:half])
+        apart = [(columns[:half], steps[:half], first)]
+        if not (abs(off - first) <= allowed).all():
+            second = _off(numeric, analytic, columns[half:], steps[half:])
+            apart.insert(0, (columns[half:], steps[half:], second))
+        apart = [part for part in apart if not (abs(part[2]) <= allowed).all()]
         # Outside of the domain is where to look first.
-        if not np.isfinite(first) or abs(first) >= abs(off - first):
-            columns, steps, off = columns[:half], steps[:half], first
-        else:
-            columns, steps, off = columns[half:], steps[half:], off - first
-    return int(columns[0])
+        pending += sorted(apart, key=lambda part: float(np.nan_to_num(abs(part[2]), nan=np.inf).max()))
+
+
+def _off(numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """What these columns are off by together, along each cotangent."""
+    moves = np.zeros((1, numeric.problem.inputs.size))
+    moves[0, columns] = steps
+    with np.errstate(all="ignore"):
+        off: np.ndarray = analytic.cotangents @ numeric.differences(moves)[0]
+        return off - analytic.mixed_along(moves)[:, 0]
 
 
 def locate_row(analytic: Analytic, column: int, numeric_column: np.ndarray, which: int) -> int:

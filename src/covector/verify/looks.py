@@ -66,18 +66,16 @@ class Look:
         """The share of one entry's tolerance by which a cell may be off."""
         return constants.SHARED_CELL_SHARE if self.shared else constants.CELL_SHARE
 
-    @property
-    def lengths(self) -> Iterator[float]:
+    def lengths(self, eps: float) -> Iterator[float]:
         """Lengths of steps to choose from, in units of `eps`.
 
         Where columns share a cell, what they are added up to inside the function moves as far as one column
         that moves by the norm of all steps: with that norm, as few kinks are crossed.
         """
-        factor, longest = constants.LOOK_LENGTHS
         length = self.groups.shape[1] ** -0.5 if self.shared else 1.0
-        while length <= longest:
+        yield length
+        while (length := length * constants.LENGTHS) * eps <= constants.LONGEST_STEP:
             yield length
-            length *= factor
 
     @lazy
     def _in_order(self) -> bool:
@@ -343,4 +341,5 @@ def ladder(numeric: Numeric, probes: int, seed: int) -> Iterator[list[Look]]:
         looks = axes(numeric, seed)
         if 2 * sum(map(len, looks)) <= width:
             yield looks
-    yield [singles(width)]
+    if probes == 0 or 2 * width <= constants.FAST_RUNS:
+        yield [singles(width)]
