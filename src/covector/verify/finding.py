@@ -139,9 +139,7 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         summary = f"outside the domain at entries {places}"
     elif verdict.outcome is Outcome.INCONCLUSIVE and verdict.looks[-1:] == ("signs",):
         summary = f"{what} disagrees with differences along random directions, and no few columns explain it"
-        advice = (
-            "Kinks or noise do this too. fast_mode=False moves every column, max_entries= a few."
-        )
+        advice = "Kinks or noise do this too. fast_mode=False moves every column, max_entries= a few."
     elif verdict.outcome is Outcome.INCONCLUSIVE:
         summary = "the noise of the difference exceeds the tolerance"
     elif notes and all(note.startswith("not differentiable") for note in notes):
