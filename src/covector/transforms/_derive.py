@@ -17,11 +17,11 @@ from covector._engine.compiled import tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
 from covector._engine.short import ShortRun
-from covector._linear import LinearMap, NoForwardRule, Pullback, Pushforward
+from covector._linear import LinearMap, NoForwardRule, Pushforward
 from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
-from covector.transforms._door import Accept, accept_differentiable, evaluated, run_short
+from covector.transforms._door import Accept, accept_differentiable, resumed, run_short
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
 from covector.transforms._question import Coordinates, Problem, Question, Request
 
@@ -66,8 +66,7 @@ def jacobian_of(
     if request.work is not None:
         return _in_blocks(question, args, kwargs)
     if run is not None:
-        evaluation = evaluated(caller, run.returned, question.accept, has_aux=False)
-        pullback = Pullback.of(caller, run.recording(evaluation))
+        pullback = resumed(caller, run, question.accept)
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 

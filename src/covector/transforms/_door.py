@@ -11,8 +11,10 @@ from covector._chart import is_strided
 from covector._engine import messages
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
+from covector._engine.scopes import PlainScope
 from covector._engine.short import ShortRun
 from covector._engine.writes import WriteRefused, run_watched
+from covector._linear import Pullback
 from covector._tree import (
     LEAF,
     Argnames,
@@ -168,6 +170,12 @@ def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> 
         return ShortRun(caller.function, args, chosen)
     except (RuntimeError, WriteRefused) as error:
         raise explained(caller, error) from error
+
+
+def resumed(caller: Caller, run: ShortRun, accept: Accept, at_top: type[PlainScope] = PlainScope) -> Pullback:
+    """The pullback of a run that was begun the short way, the general way from here on."""
+    evaluation = evaluated(caller, run.returned, accept, has_aux=False)
+    return Pullback.of(caller, run.recording(evaluation, at_top))
 
 
 def _writes_to(caller: Caller, name: str) -> CapturedWriteError:

@@ -12,7 +12,7 @@ from covector._engine.compiled import eager_alone, named_after
 from covector._linear import Pullback
 from covector._tree import LEAF, Argnames, Argnums, Evaluation
 from covector.errors import Caller
-from covector.transforms._door import accept_scalar, bind, check_function, evaluated, run_short, runner
+from covector.transforms._door import accept_scalar, bind, check_function, resumed, run_short, runner
 
 
 @eager_alone
@@ -114,7 +114,6 @@ def _short_gradient(caller: Caller, args: tuple[Any, ...], argnum: Any) -> tuple
         pulled = run.pull(torch.ones_like(shown), keep=False)
         if pulled is not None:
             return pulled[0], Evaluation([shown], LEAF, [], None)
-    evaluation = evaluated(caller, run.returned, accept_scalar, has_aux=False)
-    pullback = Pullback.of(caller, run.recording(evaluation))
+    pullback = resumed(caller, run, accept_scalar)
     gradients = pullback.apply_last([torch.ones_like(pullback.evaluation.outputs[0])])
     return gradients[0], pullback.evaluation

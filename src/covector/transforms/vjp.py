@@ -20,8 +20,8 @@ from covector.transforms._door import (
     check_function,
     check_match,
     check_primals,
-    evaluated,
     output_paths,
+    resumed,
     run_short,
     runner,
 )
@@ -133,6 +133,5 @@ class _ShortPull:
 
 def _long_vjp(caller: Caller, primals: tuple[Any, ...], run: ShortRun) -> tuple[Any, Pull]:
     """The value and the pullback of the same run, the general way."""
-    evaluation = evaluated(caller, run.returned, accept_differentiable, has_aux=False)
-    pullback = Pullback.of(caller, run.recording(evaluation, LastingScope))
+    pullback = resumed(caller, run, accept_differentiable, LastingScope)
     return pullback.evaluation.value(), _puller(caller, pullback, select_all(primals))
