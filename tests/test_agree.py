@@ -90,30 +90,9 @@ class Straight(torch.autograd.Function):
         return g
 
 
-class Mixed(torch.autograd.Function):
-    """Its vmap rule takes the first point of the batch for all of them."""
-
-    @staticmethod
-    def forward(x):
-        return x.exp()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0]
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Mixed.apply(x[:1].expand_as(x)), 0
-
-
 WRONG = {
     "a jvp that is off by a thousandth": (sine(1.001), "forward"),
     "no_grad, which forward mode does not see": (no_grad_inside, "forward"),
-    "a vmap rule that mixes the batch": (Mixed.apply, "vmapped"),
     "a backward that an exported program lacks": (Straight.apply, "exported"),
 }
 
@@ -124,6 +103,75 @@ def test_a_mode_that_is_wrong_is_named(name):
     function, mode = WRONG[name]
     report = covector.agree(function, randn(6), modes=("eager", "reverse", mode))
     assert {f.check for f in report.findings if f.outcome is Outcome.FAILED} == {mode}, report
+
+
+def weighted(rule):
+    """x^2 w, with a rule for vmap: it takes the Function, and both inputs with the batch in front."""
+
+    class Weighted(torch.autograd.Function):
+        @staticmethod
+        def forward(x, w):
+            return x * x * w
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return 2 * g * x * w, g * x * x
+
+        @staticmethod
+        def vmap(info, in_dims, *inputs):
+            front = [
+                t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+                for t, d in zip(inputs, in_dims, strict=True)
+            ]
+            return rule(Weighted.apply, front, inputs, in_dims), 0
+
+    return Weighted.apply
+
+
+def in_front_assumed(apply, front, inputs, in_dims):
+    return apply(*(t if d is not None else f for t, d, f in zip(inputs, in_dims, front, strict=True)))
+
+
+def always_batched(apply, front, inputs, in_dims):
+    return apply(front[0], front[1] if in_dims[1] is not None else front[1] + 1)
+
+
+RULES = {
+    "right": lambda apply, front, *_: apply(*front),
+    "the values alone": lambda apply, front, *_: apply(front[0], front[1] * 1.01),
+    "the first point for all": lambda apply, front, *_: apply(front[0], front[1][:1].expand_as(front[1])),
+    "points in another order": lambda apply, front, *_: apply(front[0], front[1].flip(0)),
+    "detached": lambda apply, front, *_: apply(front[0].detach(), front[1]),
+    "another gradient": lambda apply, front, *_: front[0].detach() * front[0] * front[1],
+    "in front assumed": in_front_assumed,
+    "batched assumed": always_batched,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_for_vmap_is_asked_in_every_way(rule):
+    """Values, the gradient of a batch, a batch of gradients; a batch in front, at the end, in one input."""
+    function, inputs = weighted(RULES[rule]), (randn(2, 2), randn(2, 2, seed=1))
+    report = covector.agree(function, inputs, modes=["vmapped"])
+    assert (report.outcome is Outcome.PASSED) == (rule == "right"), report
+    report = covector.check_kernel(function, lambda x, w: x * x * w, inputs, lenses=["modes"])
+    seen = {row[1]: row[3] for row in report.tables[1].rows}
+    assert seen["torch.vmap"] == ("passed" if rule == "right" else "failed"), report
+
+
+def test_a_batch_that_a_rule_refuses_is_named():
+    """Beside what it takes: a shape that fits only where the batch is in front."""
+    inputs = (randn(3, 5), randn(3, 5, seed=1))
+    report = covector.agree(weighted(in_front_assumed), inputs, modes=["vmapped"])
+    refused = [row[3] for row in report.tables[0].rows if row[1] == "unsupported"]
+    assert len(refused) == 1
+    assert "must match the size" in refused[0]
+    assert "x batched at the end" in str(report)
 
 
 def test_what_is_not_supported_is_named_and_is_no_failure():

@@ -16,16 +16,16 @@ from covector._random import seeded
 from covector._tree import Arguments
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, first_sentence
 from covector.kernels import limits
+from covector.kernels.batches import Batch, batched_rows
 from covector.kernels.bench import Bench, Sample, Settings, Truths, raised, truth_or_none
 from covector.kernels.comparison import PASSING_SHARE, compare
 from covector.kernels.findings import lens_finding
 from covector.kernels.lenses.modes import compiled, nested, pushed, through
 from covector.kernels.row import Row, Status, row_of
-from covector.kernels.subject import Run, Subject, random_like, variables
+from covector.kernels.subject import Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
 from covector.transforms._door import check_seed, summary
-from covector.transforms.vjp import vjp
 from covector.verify.arguments import arguments_of, as_tuple, caller_of, module_call
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
@@ -36,10 +36,6 @@ _VERB = "agree"
 # How many times the noise of the function two ways of computing it may differ. A way that is wrong differs by
 # orders of magnitude more; one that adds numbers up in another order by a few times.
 _RATIO = 10.0
-
-# The second point of a batch is the first times this: so near that it is in the domain, so far that a batch
-# that mixes the two shows it.
-_ELSEWHERE = 1 - 2.0**-4
 
 # Along how many directions forward mode is compared, beside one for each input.
 _DIRECTIONS = 4
@@ -137,35 +133,9 @@ def _real(tensor: Tensor | None) -> Tensor:
 
 
 def _vmapped(bench: _Alone, name: str) -> Iterator[Row]:
-    """Two points as a batch, each with a cotangent of its own."""
-    chosen, sample = list(bench.arguments.chosen), bench.sample
-    elsewhere = [leaf * _ELSEWHERE if i in chosen else leaf for i, leaf in enumerate(bench.leaves)]
-    others = random_like(sample.cotangents, bench.settings.seed + 7)
-    truths = [bench.truths, bench.truths_of(Sample(elsewhere, others))]
-    kept = [i for i, v in enumerate(sample.cotangents) if v is not None]
-
-    def call(*primals: Tensor) -> tuple[Tensor, ...]:
-        leaves = list(bench.leaves)
-        for index, primal in zip(chosen, primals, strict=True):
-            leaves[index] = primal
-        outputs = bench.kernel(leaves)
-        return tuple(outputs[i] for i in kept)
-
-    def pulled(primals: list[Tensor], cotangents: list[Tensor]) -> tuple[Any, Any]:
-        outputs, pull = vjp(call, *primals)
-        return outputs, pull(tuple(cotangents))
-
-    points = [torch.stack([bench.leaves[i].detach(), elsewhere[i].detach()]) for i in chosen]
-    weights = [torch.stack([sample.cotangents[i], others[i]]) for i in kept]  # type: ignore[list-item]
-    outputs, gradients = torch.vmap(pulled)(points, weights)
-    rows = []
-    for copy, truth in enumerate(truths):
-        given = list(truth.exact)
-        for i, output in zip(kept, outputs, strict=True):
-            given[i] = output[copy].detach()
-        run = Run(given, [gradient[copy].detach() for gradient in gradients])
-        rows.append(row_of(name, bench.compared(run, truth)))
-    yield next((row for row in rows if row.status is Status.FAILED), rows[0])
+    """Two points as a batch, differentiated as a whole and each within the batch."""
+    ways = {"the gradient of a batch": Batch.of_the_batch, "a batch of gradients": Batch.within_the_batch}
+    yield from batched_rows(bench, name, ways)
 
 
 def _exported(bench: _Alone, name: str) -> Iterator[Row]:

