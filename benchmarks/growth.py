@@ -41,7 +41,7 @@ PAGE = 4096.0
 FITTED = 4
 
 # A size is not tried if it would take so many times what is allowed: growth is not quite even.
-HOPELESS = 1.5
+HOPELESS = 1.2
 
 # A last size is worth a point of its own if it is so many times the one before.
 CLOSE = 1.2

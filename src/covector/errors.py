@@ -174,7 +174,7 @@ class SendError(CovectorError, TypeError):
 
 
 class WorkerError(CovectorError, RuntimeError):
-    """The workers of an executor were lost, or it takes no tasks."""
+    """The workers of an executor were lost, or it takes no tasks, or what one raised cannot be sent back."""
 
 
 class ResumeError(CovectorError, ValueError):

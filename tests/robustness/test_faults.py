@@ -256,6 +256,19 @@ def test_a_plan_for_which_there_is_no_room(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_a_matrix_for_which_there_is_no_room(suffix: str, tmp_path: Path) -> None:
+    """Room for a mapped file is taken at once, and of others each block; what was finished is continued."""
+    out = tmp_path / f"matrix{suffix}"
+    matrix = torch.rand(100, 100, dtype=DOUBLE)
+    jacobian = covector.jacobian(lambda x: matrix @ x, mode="reverse", chunk_size=10, out=out)
+    x = torch.ones(100, dtype=DOUBLE)
+    with small_files(), pytest.raises(StorageError, match=rf"matrix\{suffix} could not be written: File too"):
+        jacobian(x)
+    assert {path.name for path in tmp_path.iterdir()} <= {"matrix.zarr", "matrix.zarr.json"}
+    assert torch.equal(torch.from_numpy(jacobian(x)[:]), covector.jacobian(lambda x: matrix @ x)(x))
+
+
 def test_a_device_that_is_full() -> None:
     with pytest.raises(OSError, match="No space left on device") as caught:
         _files.write_text("/dev/full", "text")

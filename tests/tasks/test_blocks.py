@@ -17,6 +17,7 @@ from executor_functions import (
     leaves_a_file,
     mixing,
     processes,
+    refuses,
 )
 
 import covector
@@ -30,6 +31,7 @@ from covector.errors import (
     RandomnessError,
     ResumeError,
     SendError,
+    StorageError,
     UnsupportedError,
     WorkerError,
 )
@@ -218,6 +220,16 @@ MISTAKES = {
         ArgumentValueError,
         "of float64, got shape (40, 30) of float32",
     ),
+    "read-only": (
+        lambda: covector.jacobian(mixing, out=np.broadcast_to(0.0, (40, 30)))(POINT),
+        ArgumentValueError,
+        "jacobian(mixing): out is read-only. Open it for writing.",
+    ),
+    "no folder": (
+        lambda: covector.jacobian(mixing, out=f"{os.devnull}/matrix.zarr")(POINT),
+        StorageError,
+        "matrix.zarr could not be written: Not a directory",
+    ),
     "aux": (
         lambda: covector.jacobian(mixing, has_aux=True, out=np.zeros((40, 30))),
         ArgumentValueError,
@@ -248,6 +260,13 @@ def test_mistakes_are_named(name):
     with pytest.raises(fault) as raised:
         call()
     assert text in str(raised.value)
+
+
+def test_an_exception_that_cannot_be_sent_back_is_told():
+    """Instead of one about pickle; with the traceback of the worker."""
+    with pytest.raises(WorkerError, match="on a worker the function raised Refusal: no derivative") as raised:
+        covector.jacobian(refuses, executor=Posting())(POINT)
+    assert "in refuses" in raised.value.__notes__[0]
 
 
 def test_an_executor_that_was_shut_down():
@@ -311,6 +330,20 @@ def test_what_was_interrupted_is_continued(suffix, tmp_path):
     found = covector.jacobian(interrupted_once, chunk_size=8, out=out)(POINT, str(runs))
     assert np.array_equal(found[:], covector.jacobian(mixing, chunk_size=8)(POINT).numpy())
     assert len(list(runs.iterdir())) == 5 + 1 + 1 + 2
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_was_killed_before_its_first_block_is_made_again(suffix, tmp_path):
+    """The file may be there or not, whole or in part; the manifest says that nothing of it counts."""
+    out = tmp_path / f"matrix{suffix}"
+    expected = covector.jacobian(mixing, chunk_size=8, out=out)(POINT)[:]
+    path = tmp_path / f"matrix{suffix}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
+    damaged = out if suffix == ".npy" else out / "zarr.json"
+    for damage in (lambda: damaged.write_bytes(b"half"), damaged.unlink, lambda: None):
+        damage()
+        assert np.array_equal(covector.jacobian(mixing, chunk_size=8, out=out)(POINT)[:], expected)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
 
 
 def doubled(x):

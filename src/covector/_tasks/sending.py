@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FunctionType
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covector._tasks.parts import obstacle
-from covector.errors import Caller, CovectorWarning, SendError
+from covector.errors import Caller, CovectorWarning, SendError, WorkerError
 
 
 class Span(NamedTuple):
@@ -109,6 +110,21 @@ class Answer(NamedTuple):
     warnings: list[tuple[type[CovectorWarning], str]]
 
 
+def _travels(error: Exception) -> bool:
+    """Whether an exception can be sent back as it is."""
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), type(error))
+    except Exception:
+        return False
+
+
+def _told(caller: Caller, error: Exception) -> WorkerError:
+    """An exception that cannot be sent back, in words: its class was sent here, or takes other arguments."""
+    told = WorkerError(f"{caller}: on a worker the function raised {type(error).__name__}: {error}")
+    told.add_note("".join(traceback.format_exception(error)))
+    return told
+
+
 def answer(job: Packed, span: Span) -> Answer:
     """In another process: unpack the job and compute the images of some directions."""
     try:
@@ -120,6 +136,11 @@ def answer(job: Packed, span: Span) -> Answer:
         ) from error
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        images = made.images(span)
+        try:
+            images = made.images(span)
+        except Exception as error:
+            if _travels(error):
+                raise
+            raise _told(made.caller, error) from None
     told = [(w.category, str(w.message)) for w in heard if issubclass(w.category, CovectorWarning)]
     return Answer([Wire.of(image) for image in images], told)

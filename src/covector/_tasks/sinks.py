@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +15,7 @@ import torch
 from covector._tasks.manifest import Manifest, read
 from covector._tasks.mapping import Block, spans
 from covector._tasks.sending import Span
-from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, ResumeError
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, ResumeError, StorageError
 
 _SUFFIXES = (".npy", ".zarr")
 
@@ -91,22 +95,35 @@ class _File:
     """A matrix in a file, with a manifest beside it that says which blocks are finished.
 
     A block is written and flushed before the manifest is replaced by one that counts it, so that the process
-    can be killed at any moment: a block that is not counted is computed again.
+    can be killed at any moment: a block that is not counted is computed again, and a file without one is made
+    again.
     """
 
     def __init__(self, caller: Caller, path: Path, wanted: Manifest, before: Manifest | None) -> None:
-        self._caller, self._manifest_path = caller, _manifest_path(path)
+        self._caller, self._path, self._manifest_path = caller, path, _manifest_path(path)
         kind = _Zarr if path.suffix == ".zarr" else _Npy
-        if before is None:
-            self._manifest = wanted
-            self._storage: _Npy | _Zarr = kind.made(path, wanted)
-            wanted.write(self._manifest_path)
-        else:
+        if before is not None:
             _require_same(caller, path, wanted, before)
-            self._manifest = before
-            self._storage = _opened(kind, caller, path)
+        self._manifest = wanted if before is None else before
+        if self._manifest.finished:
+            self._storage: _Npy | _Zarr = _opened(kind, caller, path)
             _check_array(caller, str(path), self._storage.array, wanted)
+        else:
+            self._storage = self._made(kind)
         self.array = self._storage.array
+
+    def _made(self, kind: type[_Npy] | type[_Zarr]) -> _Npy | _Zarr:
+        """A new file, with a manifest that says whose it is; neither, if one of them cannot be written."""
+        try:
+            with _storing(self._caller, self._path):
+                self._manifest.write(self._manifest_path)
+                return kind.made(self._path, self._manifest)
+        except BaseException:
+            shutil.rmtree(self._path, ignore_errors=True)
+            for file in (self._path, self._manifest_path):
+                with suppress(OSError):
+                    file.unlink()
+            raise
 
     def missing(self) -> list[Span]:
         """The blocks that are not finished."""
@@ -123,8 +140,9 @@ class _File:
 
     def take(self, block: Block) -> None:
         """Write a block, and count it once it is there."""
-        self.array[place(self._manifest, block.span)] = as_part(self._manifest, block)
-        self._storage.flush()
+        with _storing(self._caller, self._path):
+            self.array[place(self._manifest, block.span)] = as_part(self._manifest, block)
+            self._storage.flush()
         self._manifest = self._manifest.with_finished(block.span)
         self._manifest.write(self._manifest_path)
 
@@ -138,7 +156,9 @@ class _Npy(NamedTuple):
     def made(cls, path: Path, wanted: Manifest) -> _Npy:
         by_columns = wanted.mode == "forward"
         make = np.lib.format.open_memmap
-        return cls(make(path, "w+", np.dtype(wanted.dtype), wanted.shape, fortran_order=by_columns))
+        array = make(path, "w+", np.dtype(wanted.dtype), wanted.shape, fortran_order=by_columns)
+        _reserve(path)
+        return cls(array)
 
     @classmethod
     def opened(cls, path: Path) -> _Npy:
@@ -158,8 +178,11 @@ class _Zarr(NamedTuple):
         rows, columns = wanted.shape
         chunk = (rows, wanted.block) if wanted.mode == "forward" else (wanted.block, columns)
         chunks = tuple(max(1, min(*pair)) for pair in zip(chunk, wanted.shape, strict=True))
-        zarr = _zarr()
-        return cls(zarr.create_array(store=str(path), shape=wanted.shape, chunks=chunks, dtype=wanted.dtype))
+        return cls(
+            _zarr().create_array(
+                store=str(path), shape=wanted.shape, chunks=chunks, dtype=wanted.dtype, overwrite=True
+            )
+        )
 
     @classmethod
     def opened(cls, path: Path) -> _Zarr:
@@ -167,6 +190,28 @@ class _Zarr(NamedTuple):
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+def _reserve(path: Path) -> None:
+    """Take the room that a file needs: where the disk is full, writing to mapped memory ends the process."""
+    if hasattr(os, "posix_fallocate"):  # Windows and macOS lack it
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+@contextmanager
+def _storing(caller: Caller, path: Path) -> Iterator[None]:
+    """Inside, what cannot be written is an error of ours."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            error.errno,
+            f"{caller}: {path} could not be written: {error.strerror or error}. Make room, or name another "
+            "place; blocks that are finished are kept.",
+        ) from error
 
 
 def _zarr() -> Any:
@@ -208,7 +253,9 @@ def _require_same(caller: Caller, path: Path, wanted: Manifest, before: Manifest
 
 
 def _check_array(caller: Caller, name: str, array: Any, wanted: Manifest) -> None:
-    """Refuse an array that is not the matrix."""
+    """Refuse an array that is not the matrix, or that cannot be written to."""
+    if getattr(array, "read_only", False) or not getattr(getattr(array, "flags", None), "writeable", True):
+        raise ArgumentValueError(f"{caller}: {name} is read-only. Open it for writing.")
     if tuple(array.shape) != wanted.shape or np.dtype(array.dtype) != np.dtype(wanted.dtype):
         raise ArgumentValueError(
             f"{caller}: {name} must be {wanted.shape[0]} x {wanted.shape[1]} (elements of the output, "
