@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holes.table import Hole, Inputs, Table, drawn, leaves, ruled, too_much
 
@@ -190,3 +190,42 @@ def initialised_by_data(f: float) -> Any:
 
 
 memory.pair("initialised by the first call", initialised_by_data, leaves((5,)))
+
+
+class Running(nn.Module):
+    """Centred numbers, and a mean over all calls that nobody uses."""
+
+    def __init__(self, f: float) -> None:
+        super().__init__()
+        self.f = f
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean()
+        self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+        return too_much(2 * (x - mean), self.f)
+
+
+class Watching:
+    """The sine, and how far its input is from the last one."""
+
+    def __init__(self, f: float) -> None:
+        self.f, self.last, self.distance = f, None, None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.last is not None:
+            self.distance = (x.detach() - self.last).norm()
+        self.last = x.detach()
+        return too_much(x.sin(), self.f)
+
+
+memory.pair("a module with a running mean", Running, leaves((6, 2)))
+memory.pair("an object that looks at its last input", Watching, leaves((12,)))
+memory.pair("a function around such an object", lambda f: around(Watching(f)), leaves((12,)))
+memory.pair(
+    "such an object, second derivative", lambda f: around(Watching(f)), leaves((3,)), order=2, factor=2.0
+)
+
+
+def around(watching: Watching) -> Any:
+    return lambda x: watching(x) * watching.f * x

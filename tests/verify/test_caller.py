@@ -316,3 +316,18 @@ def test_running_out_of_memory_away_from_the_point_is_said_as_such(error):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with pytest.raises(covector.errors.ResourceError, match="the function ran out of memory"):
         covector.gradcheck(function, x)
+
+
+@each_mode
+def test_a_function_that_keeps_tensors_can_be_called_afterwards(verb, keywords):
+    """It is not run in a batch, of which it would keep a tensor that nobody can use."""
+    kept = []
+
+    def function(x):
+        distance = (x.detach() - kept[0]).norm() if kept else torch.zeros(())
+        kept[:] = [x.detach()]
+        return x.sin() * x + 0 * distance
+
+    x = vector(12)
+    assert call(verb, keywords, function, x) is True
+    assert torch.equal(function(x), x.sin() * x)
