@@ -104,7 +104,7 @@ def require(
         if number:
             give_back()  # what one point took is not held beside what the next takes
         at = arguments if number == 0 else _moved(arguments, generator)
-        found = plan._read_off(plan._products(at).flat) if values is None or number else values
+        found = plan._read_off(plan._products(at).numbers) if values is None or number else values
         found = levels.bare(found)
         used |= found.cpu() != 0
         for turned in (False, True):

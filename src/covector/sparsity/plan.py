@@ -49,7 +49,7 @@ class Selection(NamedTuple):
 class Products(NamedTuple):
     """What the products with all groups returned, one after the other, and the run they came from."""
 
-    flat: Tensor
+    numbers: Tensor
     evaluation: Evaluation | None
 
 
@@ -159,7 +159,9 @@ class SparsePlan(Plan):
     def _values(self, arguments: Arguments) -> Tensor:
         # Read off outside of the program: a compiler would compute what is read once for each entry.
         products = (
-            self._products(arguments).flat if self._programs is None else self._programs.products(arguments)
+            self._products(arguments).numbers
+            if self._programs is None
+            else self._programs.products(arguments)
         )
         return self._checked(self._read_off(products), arguments)
 
@@ -168,7 +170,7 @@ class SparsePlan(Plan):
         evaluation = products.evaluation
         if evaluation is None:
             evaluation = self.derivative.run(arguments)(arguments.leaves)
-        return self.derivative.value(evaluation), products.flat
+        return self.derivative.value(evaluation), products.numbers
 
     def _checked(self, values: Tensor, arguments: Arguments) -> Tensor:
         """The values; those of a local pattern are compared with products at this point first."""
@@ -179,15 +181,17 @@ class SparsePlan(Plan):
         return values
 
     def _products(self, arguments: Arguments) -> Products:
-        """The products with all groups of columns, then those with all groups of rows, flat."""
+        """The products with all groups of columns, then those with all groups of rows."""
         parts, evaluation = self._parts(arguments)
         if not parts:
             like = arguments.primals()[0]
             return Products(like.new_zeros(0), None)
-        return Products(torch.cat(_promoted(parts)) if len(parts) > 1 else parts[0], evaluation)
+        if len(parts) == 1:
+            return Products(parts[0], evaluation)
+        return Products(torch.cat([part.reshape(-1) for part in _promoted(parts)]), evaluation)
 
     def _parts(self, arguments: Arguments) -> tuple[list[Tensor], Evaluation | None]:
-        """The products by each side, flat, and the run that they came from if there was one here."""
+        """The products by each side, and the run that they came from if there was one here."""
         if self._executor is not None and not levels.active():
             from covector.sparsity.spread import products
 
@@ -229,11 +233,12 @@ class SparsePlan(Plan):
                 f"{self.derivative.caller}: the function draws random numbers, and each product would see "
                 "its own. Draw them before, and pass them as an argument."
             ) from error
-        return (products.T if self.interleaved else products).reshape(-1)
+        # Not flat yet: a compiler would go through the elements of a transposed matrix one by one.
+        return products.T.contiguous() if self.interleaved else products
 
-    def _read_off(self, flat: Tensor) -> Tensor:
+    def _read_off(self, products: Tensor) -> Tensor:
         """The entries of the pattern, row by row, from all products."""
-        return flat.index_select(0, self._source.to(flat.device))
+        return products.reshape(-1).index_select(0, self._source.to(products.device))
 
     @lazy
     def _source(self) -> Tensor:

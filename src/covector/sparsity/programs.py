@@ -25,7 +25,7 @@ class Programs(NamedTuple):
     def of(cls, plan: SparsePlan, backend: Any) -> Programs:
         """The programs of a plan; the groups are made now, so that making them is no part of it."""
         _ = plan._column_groups, plan._row_groups
-        products = _compiled(plan, lambda arguments: plan._products(arguments).flat, backend)
+        products = _compiled(plan, lambda arguments: plan._products(arguments).numbers, backend)
         return cls(str(backend), products, _compiled(plan, plan._value_and_products, backend))
 
 
