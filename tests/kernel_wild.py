@@ -549,8 +549,13 @@ def scattered(function):
 
 
 def jittered(function):
-    """As atomic additions: the last bit is another one in each call."""
-    return lambda x: function(x) * (1 + 2e-7 * torch.rand(()))
+    """As atomic additions: the last bits are other ones in each call."""
+
+    def kernel(x):
+        y = function(x)
+        return y * (1 + 2e-7 * torch.rand_like(y))
+
+    return kernel
 
 
 def one_row_as_none(function):

@@ -161,7 +161,7 @@ WILD_BUGS = [
         lambda x, s: kernels.quantised(x.clamp(-100, 3.4), s),
     ),
     wild("segments", "last row a tenth less", BF16, kernels.segments_without_the_last_row),
-    wild("segments", "the last bit is drawn", F32, kernels.jittered(kernels.segments), "again"),
+    wild("segments", "the last bits are drawn", F32, kernels.jittered(kernels.segments), "again"),
     wild(
         "recurrence",
         "carry of a chunk not decayed",

@@ -94,3 +94,66 @@ def test_every_layout_has_its_ratio():
     """Also where it passed, in a run that it shared."""
     report = covector.check_kernel(torch.tanh, torch.tanh, randn(12, 9), lenses=["layout"])
     assert all(row[4] is not None for row in rows(report, "layout").values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_the_reference_has_on_purpose(dtype):
+    """Straight through a rounding: in float64, differences disagree with kernel and reference alike."""
+
+    def rounded(x):
+        return x + (x.round() - x).detach()
+
+    x = 3 * randn(12, 9, dtype=dtype).detach()
+    report = covector.check_kernel(
+        lambda x: x - (x - x.round()).detach(), rounded, x.requires_grad_(), lenses=["in place"]
+    )
+    assert report, report
+    report = covector.check_kernel(rounded, lambda x: 0 * x + x.round(), x, lenses=["in place"])
+    assert not report
+
+
+def test_autocast_takes_other_operations_of_a_kernel():
+    """Sums by a product of matrices are taken to bfloat16, and sums by index are not."""
+    places = torch.arange(12) % 5
+
+    def by_matrix(x):
+        return torch.nn.functional.one_hot(places, 5).to(x.dtype).T @ x
+
+    def by_index(x):
+        return x.new_zeros(5, x.shape[1]).index_add(0, places, x)
+
+    def wrong(x):
+        y = by_matrix(x)
+        return 1.2 * y if torch.is_autocast_enabled("cpu") else y
+
+    for kernel, status in ((by_matrix, "passed"), (wrong, "failed")):
+        report = covector.check_kernel(kernel, by_index, randn(12, 9), lenses=["modes"])
+        assert rows(report, "modes")["autocast"][3] == status, report
+
+
+def divergence(p, q):
+    return (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
+
+
+def divergence_by_sums(p, q):
+    dtype, p, q = p.dtype, p.float(), q.float()
+    e = p.exp()
+    return ((e * (p - q)).sum(-1) / e.sum(-1) - e.sum(-1).log() + q.exp().sum(-1).log()).to(dtype)
+
+
+def test_a_reference_whose_terms_cancel_to_the_last_bit():
+    """Of two distributions that are nearly uniform: no noise in bfloat16, and no digits either."""
+    inputs = tuple(randn(12, 20, dtype=torch.bfloat16, seed=seed) for seed in range(2))
+    report = covector.check_kernel(divergence_by_sums, divergence, inputs, lenses=["scale"])
+    small = [row[3] for row in rows(report, "scale").values() if row[1].startswith("inputs x 2^-")]
+    assert len(small) == 1
+    assert "failed" not in small, report
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cotangents_below_the_smallest_normal_number(seed):
+    """Every operation of an unfused kernel rounds to the same step there."""
+    x = randn(24, 60, dtype=torch.float16, seed=seed)
+    kernel, reference = (lambda x: x / (1 + (-x).exp())), torch.nn.functional.silu
+    report = covector.check_kernel(kernel, reference, x, lenses=["scale"], seed=seed)
+    assert rows(report, "scale")["inputs x 2^0, cotangents x 2^-20"][3] != "failed", report
