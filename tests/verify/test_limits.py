@@ -285,6 +285,25 @@ def test_a_function_that_remembers_by_version_is_accused(fast: bool) -> None:
     assert passes(Remembers(by_numbers), x, fast_mode=fast)
 
 
+class Refusing(Tensor):
+    """A tensor that does not let itself be reshaped."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func.__name__ == "reshape":
+            raise NotImplementedError("not reshaped")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@both_modes
+def test_a_subclass_that_refuses_to_be_reshaped_cannot_be_checked(fast: bool) -> None:
+    (x,) = leaves((3,))()
+    with pytest.raises(NotImplementedError, match="not reshaped"):
+        covector.gradcheck(torch.sin, x.detach().as_subclass(Refusing).requires_grad_(), fast_mode=fast)
+    inside = lambda x: x.as_subclass(Refusing).sin().as_subclass(Tensor)
+    assert passes(inside, x, fast_mode=fast)
+
+
 def workspace(returned: Callable[[Tensor], Tensor]):
     """The sine, computed in memory that every call uses again."""
     memory = torch.zeros(4, dtype=torch.float64)
