@@ -297,6 +297,7 @@ FUNCTIONS = [
     SparseFunction("folded columns", lambda x: F.fold(x[None], (3, 3), 2, padding=0)[0] ** 2, (4, 4)),
     SparseFunction("fold with padding", lambda x: F.fold(x[None], (3, 2), 2, padding=1)[0] ** 2, (4, 12)),
     SparseFunction("cross entropy", lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1]), reduction="none"), (3, 4)),
+    SparseFunction("cross entropy of pixels", lambda x: F.cross_entropy(x, torch.tensor([[[0, 2]], [[1, 1]]]), reduction="none"), (2, 3, 1, 2), exact=False),
     SparseFunction("mean negative log-likelihood", lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 2])), (2, 3)),
     SparseFunction("sampled grid", lambda x: F.grid_sample(x, _GRID, align_corners=False), (2, 1, 3, 3), exact=False, forward=False),
     SparseFunction("grid to sample at", lambda x: F.grid_sample(_IMAGE, x.tanh(), align_corners=False), (2, 2, 1, 2), exact=None, forward=False, batched=False),

@@ -158,7 +158,7 @@ _MATRICES = (
 
 _BY_SAMPLE = (
     "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
-    "nll_loss_forward", "nll_loss_backward",
+    "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward",
 )  # fmt: skip
 
 RULES = {
