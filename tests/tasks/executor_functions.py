@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 
@@ -59,10 +60,11 @@ def killed_at_the_fifth_run(x, folder: str):
 
 
 class Refusal(Exception):
-    """An exception that pickle cannot make again: it is called with one argument then."""
+    """An exception that no pickle takes, whatever was registered for exceptions: it holds a lock."""
 
     def __init__(self, what, why):
         super().__init__(f"{what}: {why}")
+        self.lock = threading.Lock()
 
 
 def refuses(x):

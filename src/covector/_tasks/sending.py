@@ -136,11 +136,14 @@ def answer(job: Packed, span: Span) -> Answer:
         ) from error
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
+        images: list[Tensor] | WorkerError
         try:
             images = made.images(span)
         except Exception as error:
             if _travels(error):
                 raise
-            raise _told(made.caller, error) from None
+            images = _told(made.caller, error)
+    if isinstance(images, WorkerError):
+        raise images  # outside of the handler: as its context, the other one would have to be sent too
     told = [(w.category, str(w.message)) for w in heard if issubclass(w.category, CovectorWarning)]
     return Answer([Wire.of(image) for image in images], told)

@@ -47,14 +47,22 @@ def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
         doubtful = beyond_doubt if _is_subnormal(sample.cotangents) else as_compared
         held = broadly_wrong if inputs > 0 else doubtful
         row = judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
-        if row.status is Status.FAILED and row.comparison is not None and row.comparison.wrong:
-            # Terms of a reference may cancel to the last bit, which shows no noise: it is drawn then.
+        if row.status is Status.FAILED and row.comparison is not None and _shows_no_noise(row.comparison):
+            # Terms of the reference cancel to the last bit: the noise of others is drawn at random.
             noisy = replace(sample, context=lambda: RandomRounding(bench.settings.seed, EVERY))
             truths = _unsaturated(bench.truths_of(noisy), bench)
             row = judged(bench, way, sample.leaves, sample.cotangents, truths, held=held)
         yield row
     for special in _SPECIAL:
         yield _special(bench, special)
+
+
+def _shows_no_noise(comparison: Comparison) -> bool:
+    """Whether what is wrong is a ratio, and most entries of the reference are the same in all of its runs."""
+    truth = comparison.truth
+    if not comparison.wrong or truth is None:
+        return False
+    return bool((truth.errors == truth.errors[:1]).all(0).double().mean() > 0.5)
 
 
 def _is_subnormal(tensors: list[Tensor | None]) -> bool:
