@@ -592,3 +592,16 @@ def test_right_kernels_are_not_accused_over_many_seeds(capsys):
 def test_families_are_kernels():
     """The table's kernels are Functions, so that lenses meet what people write."""
     assert families.softmax().__self__.__mro__[1] is torch.autograd.Function
+
+
+def test_numbers_that_the_reference_refuses_are_left_out():
+    """An expanded matrix is singular: that its solve raises is not held against the kernel."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = (torch.eye(6) + 0.1 * torch.randn(6, 6, generator=generator)).requires_grad_()
+    inverted = lambda a: torch.linalg.inv(a).sum(-1)
+    solved = lambda a: torch.linalg.solve(a, torch.ones(6, dtype=a.dtype))
+    report = covector.check_kernel(inverted, solved, matrix, lenses=["layout"])
+    rows = {row[1]: row for row in report.tables[1].rows}
+    assert rows["inputs expanded"][3] == "not looked at", report
+    assert "the reference raised" in rows["inputs expanded"][5]
+    assert report

@@ -220,6 +220,14 @@ def _as_noisy(truths: Truths, other: Truths) -> Truths:
     return replace(truths, gradients=gradients)
 
 
+def truths_or_row(bench: Bench, way: str, sample: Sample) -> Truths | Row:
+    """The truth about these numbers; if the reference does not take them, a row that says so."""
+    try:
+        return bench.truths_of(sample)
+    except Exception as error:
+        return Row(way, Status.SKIPPED, f"the reference {raised(error)}")
+
+
 def judged(
     bench: Bench,
     way: str,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from covector.kernels.bench import Bench, Sample, Truths, compact
-from covector.kernels.combined import Combined, judged, tensors
+from covector.kernels.combined import Combined, judged, tensors, truths_or_row
 from covector.kernels.layouts import SHARED, laid_out
 from covector.kernels.row import Row, Status
 
@@ -20,8 +20,9 @@ def layout(bench: Bench, combined: Combined) -> Iterator[Row]:
         for index in reached:
             leaves[index] = laid_out(bench.leaves[index], shared)
         if reached:
-            truths = bench.truths_of(Sample(leaves, bench.sample.cotangents))
-            yield _of_shared(bench, f"inputs {shared.name}", leaves, truths)
+            way = f"inputs {shared.name}"
+            truths = truths_or_row(bench, way, Sample(leaves, bench.sample.cotangents))
+            yield truths if isinstance(truths, Row) else _of_shared(bench, way, leaves, truths)
 
 
 def _of_shared(bench: Bench, way: str, leaves: list[Any], truths: Truths) -> Row:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covector._engine.rounding import EVERY, RandomRounding
 from covector.kernels.bench import Bench, Sample, Truths, raised
-from covector.kernels.combined import Combined, judged
+from covector.kernels.combined import Combined, judged, truths_or_row
 from covector.kernels.comparison import Comparison
 from covector.kernels.row import Row, Status, as_compared, beyond_doubt, broadly_wrong, row_of
 from covector.kernels.subject import Run, variables
@@ -41,7 +41,11 @@ def scale(bench: Bench, combined: Combined) -> Iterator[Row]:
             _scaled(bench.leaves, bench.arguments.chosen, inputs),
             [None if c is None else _times(c, cotangents) for c in bench.sample.cotangents],
         )
-        truths = _unsaturated(bench.truths_of(sample), bench)
+        found = truths_or_row(bench, way, sample)
+        if isinstance(found, Row):
+            yield found
+            continue
+        truths = _unsaturated(found, bench)
         # Large inputs saturate: in some slice, one rounding decides which of two numbers is the larger one.
         # Below the smallest normal number, every operation rounds to the same step, however small its result.
         doubtful = beyond_doubt if _is_subnormal(sample.cotangents) else as_compared
@@ -138,7 +142,9 @@ def _special(bench: Bench, special: Special) -> Row:
         leaves[index] = bench.leaves[index].detach().clone(memory_format=torch.contiguous_format)
         if leaves[index].numel():
             special.spoil(leaves[index])
-    truths = bench.truths_of(Sample(leaves, bench.sample.cotangents))
+    truths = truths_or_row(bench, way, Sample(leaves, bench.sample.cotangents))
+    if isinstance(truths, Row):
+        return truths
     try:
         with torch.no_grad():
             outputs = bench.kernel(variables(leaves, ()))
