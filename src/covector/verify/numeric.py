@@ -6,6 +6,7 @@ after it gave the known value at the point, and agreed with a single evaluation 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from covector._chart import ShapeChange, is_sparse, is_strided
 from covector._engine import graph
 from covector._engine.batch import batched
-from covector._engine.captured import Captured, captured
+from covector._engine.captured import captured
 from covector._engine.levels import GradMode
 from covector._engine.memory import Watch
 from covector._engine.messages import is_out_of_memory
@@ -101,10 +102,10 @@ class Numeric:
         problem = self.problem
         along = weights(problem.inputs.size, self._seed + 1).numpy()
         moved = problem.point + self.steps.array(self.eps) * along
-        held = captured(problem.caller.function).tensors
+        held = [weakref.ref(one.tensor) for one in captured(problem.caller.function).tensors]
         alone = self._measured(moved)
-        if _replaced(held, captured(problem.caller.function).tensors):
-            return None  # it would keep tensors of the batch, and use them in its next run
+        if any(tensor() is None for tensor in held):
+            return None  # it keeps another one now: of a batch, it could not be used in the next run
         # What is known stands first and last: a rule may be wrong from some point of a batch on.
         probed = np.concatenate([problem.point[None], points, moved[None]])
         rows = np.concatenate([self._batch(chunk) for chunk in self._chunks(probed)])
@@ -287,11 +288,6 @@ def _laid_out(stack: Tensor, leaf: Tensor) -> Tensor:
         return stack.contiguous()
     strides = (extent, *leaf.stride())
     return torch.empty_strided(stack.shape, strides, dtype=stack.dtype, device=stack.device).copy_(stack)
-
-
-def _replaced(before: list[Captured], after: list[Captured]) -> bool:
-    """Whether a function holds other tensors after a run than before."""
-    return [id(one.tensor) for one in before] != [id(one.tensor) for one in after]
 
 
 def _within(got: np.ndarray, expected: np.ndarray, slack: np.ndarray) -> bool:
