@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -64,8 +65,18 @@ def push(
 
 def raised_by_rule(error: BaseException) -> bool:
     """Whether this came out of a custom Function, of which only the rule for tangents is new in a push."""
-    applied = inspect.unwrap(torch.autograd.Function.apply).__code__
-    return any(frame.f_code is applied for frame, _ in traceback.walk_tb(error.__traceback__))
+    # In newer torch it is built in, and has no code.
+    applied = getattr(inspect.unwrap(torch.autograd.Function.apply), "__code__", None)
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is applied or _is_rule(frame) for frame in frames)
+
+
+def _is_rule(frame: FrameType) -> bool:
+    """Whether this is a run of the rule for tangents of a custom Function, which is given its context."""
+    code = frame.f_code
+    if code.co_name != "jvp" or code.co_argcount == 0:
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch.autograd.function.FunctionCtx)
 
 
 def nobody_records(leaves: Sequence[Any]) -> bool:
