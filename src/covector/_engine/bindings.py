@@ -106,8 +106,13 @@ def _pad(node: Node) -> _Call | None:
     return _Call("call_function", torch.constant_pad_nd, (gradient, around), {})
 
 
+def _alias(node: Node) -> _Call:
+    return _Call("call_method", "view_as", (node.args[0], node.args[0]), {})
+
+
 # Operators that have no function of their name, or one that takes longer.
 _OTHERWISE: dict[Any, Callable[[Node], _Call | None]] = {
+    _aten.alias.default: _alias,
     _aten.slice.Tensor: _slice,
     _aten.slice_backward.default: _pad,
 }
