@@ -577,3 +577,9 @@ def test_what_is_replaced_in_place_is_seen(name):
     assert_close(fast(x), derivative(x))
     assert not torch.equal(fast(x), before)
     assert len(fast.plans) == 2
+
+
+def test_a_sparse_result_is_refused_by_name():
+    """With what to compile instead."""
+    with pytest.raises(UntraceableError, match=r"returns a sparse tensor.*jacobian_plan\(f, x\).compile"):
+        replay(covector.sparse_jacobian(lambda x: x * x))(x)

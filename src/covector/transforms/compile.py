@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from covector._chart import is_strided
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
@@ -269,6 +270,11 @@ class Compiled:
             return _Entry(plan, None, self._through_dynamo, recorded)
         with torch.no_grad():  # and whatever the function keeps from its first run is there when it is traced
             expected = call.on_tensors(self.__wrapped__)(*call.tensors)
+        if not all(is_strided(leaf) for leaf in flatten(expected)[0] if isinstance(leaf, Tensor)):
+            raise UntraceableError(
+                f"{self._caller}: the function returns a sparse tensor, and programs give dense ones only. "
+                "Of a sparse Jacobian or Hessian, compile a plan: jacobian_plan(f, x).compile()."
+            )
         program, run, mode, backend = self._made(call)
         self._verify(call, program, run, expected)
         plan = CompiledPlan(
