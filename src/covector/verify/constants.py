@@ -63,8 +63,8 @@ NEAR = 1e3
 """Up to this size of a coordinate, steps are in proportion to it; of a larger one, as long as for this one: a
 function of 1e7 may change within a unit."""
 
-LENGTHS = 4.0
-"""By what the next step of a look is longer: a longer one is taken where rounding would hide an entry."""
+LENGTH_BITS = 2
+"""By what power of two the next step of a look is longer, where rounding would hide an entry."""
 
 LONGER = 4096
 """How much longer the next stencil of the judge is at most, where noise hides the slope."""
