@@ -134,5 +134,4 @@ def test_noise_that_hides_the_values_decides_nothing():
         lambda x: torch.linalg.solve(m, x), lambda y: torch.linalg.solve(m.T, y), x, x.clone()
     )
     assert report.outcome is Outcome.INCONCLUSIVE
-    assert "an adjoint that is so far off would pass" in str(report)
     assert "wider dtype" in str(report)
