@@ -380,7 +380,8 @@ def test_differentiable():
 
 
 # Dynamo of torch 2.9 refuses a custom Function inside.
-THROUGH_CUSTOM = r"takes the backward of a custom|must override the setup_context"
+# Dynamo of 2.11 gives no reason.
+THROUGH_CUSTOM = r"takes the backward of a custom|must override the setup_context|Observed exception"
 
 
 def test_differentiable_through_a_custom_function():

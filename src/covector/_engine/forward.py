@@ -6,7 +6,6 @@ or inside somebody's dual level, takes a nesting level, so that tangents are nev
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Sequence
 from types import FrameType
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
+from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
 from covector._tree import Evaluation
 from covector.errors import UnsupportedError
@@ -64,11 +64,9 @@ def push(
 
 
 def raised_by_rule(error: BaseException) -> bool:
-    """Whether this came out of a custom Function, of which only the rule for tangents is new in a push."""
-    # In newer torch it is built in, and has no code.
-    applied = getattr(inspect.unwrap(torch.autograd.Function.apply), "__code__", None)
+    """Whether this came out of the rule for tangents of a custom Function, or torch refused what it gave."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code is applied or _is_rule(frame) for frame in frames)
+    return rejects_tangent(error) or any(map(_is_rule, frames))
 
 
 def _is_rule(frame: FrameType) -> bool:

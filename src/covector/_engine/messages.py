@@ -56,6 +56,11 @@ def missing_forward_rule(error: Exception) -> str | None:
     return found.group(1) if found else None
 
 
+def rejects_tangent(error: BaseException) -> bool:
+    """Whether torch does not take what the jvp of a custom Function returned."""
+    return re.search(r"forward gradient|new_grad_base|for grad output \d", text_of(error)) is not None
+
+
 def is_fused_attention(error: Exception) -> bool:
     """Whether fused attention lacks the derivative that was asked for."""
     return names_fused_attention(text_of(error))
