@@ -22,10 +22,9 @@ MARGINS = {
     "UNMOVED",
     "BATCH_ROUNDING",
     "BATCH_BYTES",
-    "BATCH_NUMBERS",
+    "COPIES",
     "REPEATED_ROWS",
     "ROUNDINGS_OF_A_SUM",
-    "NAMED",
     "LOUDER",
 }
 

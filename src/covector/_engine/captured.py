@@ -297,7 +297,7 @@ def _into_module(module: Module, name: str, depth: int, search: _Search) -> None
     for hooks in (held["_forward_pre_hooks"], held["_forward_hooks"]):
         if hooks:
             _into_items((("a hook", hook) for hook in hooks.values()), prefix, depth, search)
-    if type(module).__module__.startswith("torch."):
+    if _is_torch(type(module)):
         return  # torch's own modules write nothing that has a graph
     search.add(_class_writes(type(module)))
     for key, value in held.items():
@@ -307,10 +307,18 @@ def _into_module(module: Module, name: str, depth: int, search: _Search) -> None
             search.pending.append((value, prefix + key, depth))
 
 
+def _is_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
 def _into_object(value: Any, name: str, depth: int, search: _Search) -> None:
+    prefix = f"{name}." if name else ""
+    if _is_torch(type(value)):  # a distribution has tensors; what else torch's own objects hold is torch's
+        tensors = ((k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Tensor))
+        _into_items(tensors, prefix, depth, search)
+        return
     search.add(_class_writes(type(value)))
     if depth < _DEEPEST:
-        prefix = f"{name}." if name else ""
         _into_items(getattr(value, "__dict__", {}).items(), prefix, depth + 1, search)
         slots = ((key, getattr(value, key, None)) for key in slots_of(type(value)))
         _into_items(slots, prefix, depth + 1, search)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from covector.evidence.evidence import Evidence
 from covector.evidence.jacobians import Jacobians
-from covector.verify import constants
-from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.finding import NAMED, Finding, Mismatch, Outcome
 
 
 def worst(evidence: Evidence) -> Finding:
@@ -34,7 +33,7 @@ def worst(evidence: Evidence) -> Finding:
         bad[place] = True
     count, every = int(bad.sum()), bad.shape == problem.shape
     order = _size(jacobians, bad).flatten().argsort(descending=True, stable=True)
-    places = [divmod(place, bad.shape[1]) for place in order[: min(constants.NAMED, count)].tolist()]
+    places = [divmod(place, bad.shape[1]) for place in order[: min(NAMED, count)].tolist()]
     shown = tuple(judged[place] if place in judged else _mismatch(jacobians, *place) for place in places)
     height, width = problem.shape
     return replace(found, mismatches=shown, count=count, entries=height * width, counted=every)

@@ -63,17 +63,16 @@ NEAR = 1e3
 """Up to this size of a coordinate, steps are in proportion to it; of a larger one, as long as for this one: a
 function of 1e7 may change within a unit."""
 
-LENGTH_BITS = 2
-"""By what power of two the next step of a look is longer, where rounding would hide an entry."""
-
-LONGER = 4096
-"""How much longer the next stencil of the judge is at most, where noise hides the slope."""
+NEXT_LENGTH = 4.0
+"""How many times longer the next step is where rounding hides an entry, and shorter the one that confirms a
+verdict: a power of two, by which no step is rounded again."""
 
 # The judge.
 
 SHORTER = 64
 """How much shorter the next step is where the truncation error exceeds the noise: 6th order, so the error
-falls by eleven digits, while the noise grows by two."""
+falls by eleven digits, while the noise grows by two. Where noise hides the slope, the next one is at most
+longer by the square of this."""
 
 STENCILS = 5
 """How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `LONGEST_STEP`."""
@@ -82,11 +81,8 @@ LONGEST_STEP = 2.0**-5
 """The longest step, in units of max(1, |x|)."""
 
 SIGMAS = 4.0
-"""A difference is known to this many standard deviations of its noise: one in 16,000 is further off."""
-
-CURVED = 4.0
-"""How much larger than noise the second differences of a stencil are that shows a curve. Those of a line in
-steps are at most 3.5 times as large as its noise, whatever its slope is."""
+"""A difference is known to this many standard deviations of its noise: one in 16,000 is further off. Second
+differences beyond that show a curve: those of a line in steps are at most 3.5 times as large as its noise."""
 
 LOUDER = 8.0
 """How much more noise a stencil shows than one of its sides, or than a shorter one, if what fills it is not
@@ -111,6 +107,10 @@ BATCH_BYTES = 32 * 2**20
 """Memory of one batch of evaluations beside what a single one takes, and of differences that are kept. What
 is far from a cache is slower to compute, convolutions of 128 channels by a tenth."""
 
+COPIES = 8
+"""How many times the numbers of a point, and of the outputs there, are in memory at once: both sides, their
+difference, cells, noise, each with what it is computed from."""
+
 BATCH_ROUNDING = 1e4
 """How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.
 With a step of 1e-6, a batching rule that lacks 2e-6 of a slope is off by more."""
@@ -118,12 +118,6 @@ With a step of 1e-6, a batching rule that lacks 2e-6 of a slope is off by more."
 FEW_POINTS = 4
 """Up to this many points, a batch takes longer than single evaluations."""
 
-BATCH_NUMBERS = 1 << 19
-"""Numbers of input and output in one batch: beyond what a cache holds, larger batches are slower."""
-
 FEW_NUMBERS = 1 << 14
 """Up to this many numbers, one batch of single columns costs less than a guess at who owns a cell, and than
 finding out which axes are aligned."""
-
-NAMED = 8
-"""How many wrong entries a report names."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from covector.verify import constants
 from covector.verify.examine import Examiner
+from covector.verify.finding import NAMED
 from covector.verify.judge import NOISY, ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
@@ -93,7 +94,7 @@ class Entries:
         places = [i for i, column in enumerate(self._columns.tolist()) if column in known and worst[i] > 1]
         place = places[0] if places else int(worst.argmax())
         rows = np.flatnonzero(self._severity[:, place] > 1)
-        rows = rows[np.argsort(-self._severity[rows, place], kind="stable")][: constants.NAMED]
+        rows = rows[np.argsort(-self._severity[rows, place], kind="stable")][:NAMED]
         column, values = int(self._columns[place]), self._analytic[rows, place].tolist()
         first = None if self._learnt is None else float(self._steps_like(self._learnt, [column])[0])
         judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column), first)
@@ -105,7 +106,7 @@ class Entries:
         """Entries of outputs that are not finite at the point cannot be judged."""
         undefined = (self._severity > 1) & ~np.isfinite(self._numeric.problem.value)[:, None]
         rows, places = np.nonzero(undefined)
-        worst = np.argsort(-self._severity[undefined], kind="stable")[: constants.NAMED]
+        worst = np.argsort(-self._severity[undefined], kind="stable")[:NAMED]
         for row, place in zip(rows[worst].tolist(), places[worst].tolist(), strict=True):
             value = float(self._analytic[row, place])
             self._record.add(outside(self._numeric, row, int(self._columns[place]), value))

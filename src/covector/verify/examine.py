@@ -150,9 +150,10 @@ class Examiner:
         with np.errstate(all="ignore"):
             # A little more, for the rounding of steps.
             needed = 1.001 * self.noise(look) / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
-        lengths, most = list(look.lengths(self.numeric.eps)), needed.max()
-        if most <= lengths[0]:
-            return [(lengths[0], True)]
+        most, longer = needed.max(), look.lengths(self.numeric.eps)
+        if most <= (shortest := next(longer)):
+            return [(shortest, True)]
+        lengths = [shortest, *longer]
         if needed.size == 1 and most <= lengths[-1]:  # no longer than need be: fewer kinks are crossed
             return [(float(most), True)]
         if len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from covector.verify.record import Verdict
 
+NAMED = 8
+"""How many wrong entries a report names."""
+
 
 class Outcome(StrEnum):
     """How a check ended; a report has the worst of its checks."""

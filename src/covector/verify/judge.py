@@ -124,16 +124,16 @@ class _Lengths:
     def _wanted(self, stencils: Stencils, row: int, analytic: float, tol: Tolerance) -> list[float]:
         """Lengths to try, the best first."""
         last, longer = stencils.taken[-1], self._longer(stencils, row, tol)
-        reach = stencils.reach(row, analytic)
+        reach, ratio = stencils.reach(row, analytic), constants.NEXT_LENGTH
         shorter = min(last.length / constants.SHORTER, self._beside_zero, reach)
         lines = stencils.open_lines(row, analytic, tol)
         if lines and len(stencils.taken) > 1:
             return [lines[0].length / constants.SHORTER, longer]
         sure = [one for one in stencils.excluding(row, analytic, tol) if _is_known(one, row, tol)]
         if sure:
-            return [min(sure[-1].length / 4, sqrt(2) * reach), longer, sure[-1].length * 4]
+            return [min(sure[-1].length / ratio, sqrt(2) * reach), longer, sure[-1].length * ratio]
         if stencils.found_scale(row):
-            return [last.length / 4, last.length * 4]
+            return [last.length / ratio, last.length * ratio]
         allowed = tol.allowed(float(last.value[row])) / 8
         first_is_noisy = len(stencils.taken) == 1 and last.noise[row] > allowed
         steep = last.truncation[row] > max(last.noise[row], allowed)
@@ -149,7 +149,7 @@ class _Lengths:
         if noise <= allowed:
             return self.longest
         factor = noise / allowed if allowed > 0 else np.inf
-        return widest.length * float(np.fmin(constants.LONGER, np.fmax(4.0, factor)))
+        return widest.length * float(np.fmin(constants.SHORTER**2, np.fmax(constants.NEXT_LENGTH, factor)))
 
 
 def _is_known(one: Slopes, row: int, tol: Tolerance) -> bool:

@@ -74,7 +74,7 @@ class Look:
         """
         length = self.groups.shape[1] ** -0.5 if self.shared else 1.0
         yield length
-        while (length := length * 2**constants.LENGTH_BITS) * eps <= constants.LONGEST_STEP:
+        while (length := length * constants.NEXT_LENGTH) * eps <= constants.LONGEST_STEP:
             yield length
 
     @lazy

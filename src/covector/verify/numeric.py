@@ -174,8 +174,8 @@ class Numeric:
 
     def chunk(self) -> int:
         """How many points are evaluated at once, or held in memory to be evaluated one by one."""
-        numbers = max(1, constants.BATCH_NUMBERS // max(1, sum(self.problem.shape)))
-        return numbers if self._trusted is False else max(1, min(numbers, self._bytes // self._run_bytes))
+        held = 8 * constants.COPIES * sum(self.problem.shape)
+        return max(1, self._bytes // max(1, held, 0 if self._trusted is False else self._run_bytes))
 
     def _chunks(self, points: np.ndarray) -> Iterator[np.ndarray]:
         size = self.chunk()

@@ -21,7 +21,7 @@ from covector._engine.levels import GradMode
 from covector._engine.rounding import RandomRounding
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
-from covector.verify.finding import Entry, Mismatch, Outcome
+from covector.verify.finding import NAMED, Entry, Mismatch, Outcome
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
@@ -136,7 +136,7 @@ def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> D
             bad = _bad(got, expected, allowed)
         error = np.nan_to_num(abs(got - expected), nan=np.inf)
     rows, at = np.nonzero(bad)
-    order = np.argsort(-error[rows, at], kind="stable")[: constants.NAMED]
+    order = np.argsort(-error[rows, at], kind="stable")[:NAMED]
     shown = []
     for row, column in zip(rows[order].tolist(), at[order].tolist(), strict=True):
         a, n, bound, limit = (float(part[row, column]) for part in (got, expected, noise, allowed))

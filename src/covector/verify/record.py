@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from covector.verify import constants
-from covector.verify.finding import Mismatch, Outcome
+from covector.verify.finding import NAMED, Mismatch, Outcome
 from covector.verify.judge import NOT_FINITE, OUTSIDE, ColumnJudgement, Judgement
 
 
@@ -88,7 +87,7 @@ class Record:
         shown = wrong or [entry.mismatch for entry in judged]
         shown.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
         outcome = Outcome.FAILED if wrong else Outcome.INCONCLUSIVE
-        return Verdict(outcome, tuple(shown[: constants.NAMED]), looks, entries, self.visible, self.cut_short)
+        return Verdict(outcome, tuple(shown[:NAMED]), looks, entries, self.visible, self.cut_short)
 
 
 def _excused(entry: Judgement) -> Judgement:

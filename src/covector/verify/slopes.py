@@ -103,7 +103,7 @@ class Slopes:
     @lazy
     def straight(self) -> np.ndarray:
         """Where the values lie on a line, as far as noise tells; steps never look like a curve."""
-        return ~(self.curvature > constants.CURVED * self.level)
+        return ~(self.curvature > constants.SIGMAS * self.level)
 
     @lazy
     def resolves(self) -> np.ndarray:
