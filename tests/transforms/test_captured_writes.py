@@ -179,6 +179,16 @@ def of_an_attribute():
     return module, module.cache, "cache"
 
 
+def of_a_distribution():
+    normal = torch.distributions.Normal(torch.zeros(3, dtype=torch.float64), 1.0)
+
+    def function(a):
+        normal.loc.copy_(a)
+        return (normal.loc * a).sum()
+
+    return function, normal.loc, "normal.loc"
+
+
 def by_out():
     captured = torch.zeros(3, dtype=torch.float64)
 
@@ -365,6 +375,7 @@ WRITERS = [
     in_a_list,
     in_a_partial,
     of_a_class,
+    of_a_distribution,
     of_a_method,
     of_a_module,
     of_a_module_by_a_helper,
