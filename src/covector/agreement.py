@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from covector._engine.modes import TRACING
 from covector._engine.rounding import EVERY, RandomRounding
 from covector._random import seeded
 from covector._tree import Arguments
@@ -151,7 +152,8 @@ def _exported(bench: _Alone, name: str) -> Iterator[Row]:
             return bench.kernel.function(*args, **kwargs)
 
     leaves = variables(bench.leaves, bench.arguments.chosen)
-    program = torch.export.export(Whole(), tuple(leaves[i] for i in places), strict=False).module()
+    with TRACING:
+        program = torch.export.export(Whole(), tuple(leaves[i] for i in places), strict=False).module()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = Arguments(args, kwargs)

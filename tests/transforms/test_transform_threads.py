@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 import covector
+from forked import printed
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
@@ -145,3 +146,55 @@ def test_many_threads():
     with ThreadPoolExecutor(6) as pool:
         for product in pool.map(lambda name: VERBS[name](function), list(VERBS) * 6):
             assert_close(product, expected)
+
+
+# Two threads: the second enters while the first is inside, and leaves after it. Where only one may be inside,
+# the first goes on after a second.
+OVERLAPPING = """
+import threading, torch, covector
+from torch.utils import _python_dispatch
+
+first_entered, second_entered, first_left = (threading.Event() for _ in range(3))
+
+def first(x):
+    if {inside}:
+        first_entered.set()
+        second_entered.wait(1)
+    return x.sin()
+
+def second(x):
+    if {inside}:
+        second_entered.set()
+        first_left.wait(60)
+    return x.sin()
+
+def work(function):
+    {call}
+
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+threads = [threading.Thread(target=work, args=(function,)) for function in (first, second)]
+threads[0].start()
+assert first_entered.wait(60)
+threads[1].start()
+threads[0].join()
+first_left.set()
+threads[1].join()
+flags = torch.compiler.is_exporting, torch.compiler.is_compiling, _python_dispatch.is_in_torch_dispatch_mode
+print(*(flag() for flag in flags))
+graphs = []
+torch.compile(lambda x: x.cos(), backend=lambda graph, example: graphs.append(graph) or graph)(x.detach())
+print(len(graphs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "inside"),
+    [
+        ("covector.sparsity(function, x)", "True"),
+        ("covector.agree(function, x, modes=('eager', 'exported'))", "type(x) is not torch.Tensor"),
+    ],
+    ids=["a dispatch mode", "an export"],
+)
+def test_torch_compiles_after_two_threads_overlapped(call, inside):
+    """Modes and exports set flags of the whole process, which are as before when both threads have left."""
+    assert printed(OVERLAPPING.format(call=call, inside=inside)) == "False False False\n1\n"

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from covector._engine.modes import DispatchMode
 
 _aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ _IN_HEAP = range(2**20, 32 * 2**20)
 _REORDERING = {_aten.convolution.default, _aten.convolution_backward.default}
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Inside, every tensor that an operation makes is counted until nobody holds it any more.
 
     It sees what torch's operations return, under batching and inside the autograd engine too, and so is
@@ -38,11 +39,6 @@ class Watch(TorchDispatchMode):
     told beforehand: copies of factors that a product cannot read in place, and reorderings.
     `resident` is the peak with room for gaps in the heap, as which the operating system may see it.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not to be wrapped for the compiler, which would be loaded for that."""
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,17 +84,12 @@ class Watch(TorchDispatchMode):
         self._alive[key] = weakref.ref(storage, released)
 
 
-class NoZeroProducts(TorchDispatchMode):
+class NoZeroProducts(DispatchMode):
     """Inside, a product with a factor of nothing but zeros is zero, and not computed.
 
     Forward mode takes a constant to have a tangent of zeros, one number seen as a whole matrix, and
     multiplies with it. The kernel would first write that matrix out.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As for a watch."""
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, UntypedStorage
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from covector._engine.modes import DispatchMode
 
 _POINTWISE = torch.Tag.pointwise
 _DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -50,17 +51,12 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from (item for item in value if isinstance(item, Tensor))
 
 
-class Observer(TorchDispatchMode):
+class Observer(DispatchMode):
     """Inside, `seen` is told of every operation after it was run.
 
     `before` is told of operations that look at numbers, before they do, and `leaves` of tensors that leave
     torch.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not to be wrapped for the compiler, which would be loaded for that."""
-        return False
 
     def __init__(
         self,
@@ -75,10 +71,10 @@ class Observer(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._ways_out.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)
         self._ways_out.__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

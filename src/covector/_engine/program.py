@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from threading import RLock
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
 from covector._engine.bindings import by_functions
+from covector._engine.modes import TRACING
 from covector._engine.outside import Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._lazy import lazy
@@ -138,10 +138,6 @@ def _kind(tensor: Tensor) -> Kind:
     return tensor.shape, stride, tensor.dtype, tensor.device, tensor.layout
 
 
-# Tracing patches torch for the whole process, so that two threads may not do it at once.
-_TRACING = RLock()
-
-
 def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
     """Run the function once on these tensors, and keep what it did as a graph.
 
@@ -162,7 +158,7 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
         return [leaves[i] for i in indices]
 
     try:
-        with _TRACING, torch.no_grad(), _NoReading(caller):
+        with TRACING, torch.no_grad(), _NoReading(caller):
             module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(
                 *[tensor.detach() for tensor in tensors]
             )

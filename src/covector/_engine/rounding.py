@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from covector._engine.modes import DispatchMode
 
 LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
 EVERY = LOW | {torch.float64, torch.complex128}
@@ -20,17 +21,12 @@ _EXACT = {
 }  # fmt: skip
 
 
-class RandomRounding(TorchDispatchMode):
+class RandomRounding(DispatchMode):
     """Inside, the result of every operation in these dtypes is moved by a unit in the last place, or not.
 
     This is Monte Carlo arithmetic (D. S. Parker, 1997): the scatter of a few such runs is the size of the
     rounding error of every number that comes out, cancellation included.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not to be wrapped for the compiler, which would be loaded for that."""
-        return False
 
     def __init__(self, seed: int, dtypes: set[torch.dtype] = LOW) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

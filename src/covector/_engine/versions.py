@@ -108,6 +108,11 @@ NEEDED = (
 NEEDED_BY_INDUCTOR = ("torch._inductor.standalone_compile",)
 # What a verb uses inside of `torch.compile`, if it is there.
 USED_BY_DYNAMO = ("torch._dynamo.graph_break",)
+# What newer releases are told when a dispatch mode is left.
+USED_BY_MODES = (
+    "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals",
+    "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals",
+)
 # What a verb needs inside of `torch.export`.
 NEEDED_BY_EXPORT = (
     "torch._ops._get_dispatch_mode_pre_dispatch",

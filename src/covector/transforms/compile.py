@@ -17,6 +17,7 @@ from torch import Tensor
 from covector._chart import is_strided
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
+from covector._engine.modes import TRACING
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._engine.scopes import here
 from covector._tree import Arguments, flatten
@@ -177,7 +178,6 @@ class Compiled:
                 backend="aot_eager" if backend == "replay" else backend,
             )
         self._entries: dict[Any, list[_Entry]] = {}
-        self._lock = threading.RLock()
         self._warned = False
 
     @property
@@ -229,7 +229,7 @@ class Compiled:
 
     def _first(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for these arguments, then run."""
-        with self._lock, _progress(self._caller):
+        with TRACING, _progress(self._caller):
             entries = self._entries.setdefault(key, [])
             for entry in entries:  # another thread was faster
                 if entry.still_applies() or (

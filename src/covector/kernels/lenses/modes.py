@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from covector._engine.levels import DualLevel, GradLevel, unwrap, wrap
+from covector._engine.modes import TRACING
 from covector._random import seeded
 from covector._tree import flatten, unflatten
 from covector.errors import first_sentence
@@ -65,7 +66,9 @@ def compiled(bench: Bench, name: str) -> Iterator[Row]:
 
     # torch keeps what it compiled with the code of a function, and only so much of it: this one is new.
     call.__code__ = call.__code__.replace()
-    yield from through(bench, name, torch.compile(call, fullgraph=True, backend="aot_eager"))
+    with TRACING:
+        rows = list(through(bench, name, torch.compile(call, fullgraph=True, backend="aot_eager")))
+    yield from rows
 
 
 def _checkpointed(bench: Bench, name: str) -> Iterator[Row]:
