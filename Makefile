@@ -14,11 +14,11 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations=10 --ignore=tests/sweep -m "not sweep and not browser"
 
-# Every operator that torch can differentiate, and laws on more examples; several minutes. DASK=tcp://host:8786 runs them on a cluster whose
-# workers see this folder, DASK=4 four at a time here.
+# Every operator that torch can differentiate, and laws on more examples; an hour on two cores. A run that was stopped
+# is continued, AGAIN=1 begins anew. DASK=tcp://host:8786 runs them on a cluster whose workers see this folder, DASK=4
+# four at a time here.
 sweep: $(READY)
-	$(BIN)/python $(if $(DASK),tools/sweep.py $(DASK),-m pytest -m sweep)
-	EXAMPLES=4 $(BIN)/python -m pytest tests/test_laws.py tests/verify/test_verdict_laws.py -m "not sweep"
+	$(BIN)/python tools/sweep.py $(DASK) $(if $(AGAIN),--again)
 
 # All tests with several releases of torch, in environments that are deleted again; it says first what that takes.
 # VERSIONS="2.9.1 2.15.0" chooses; without it, the oldest, the pinned and the newest.
@@ -89,4 +89,4 @@ $(DIST_READY): $(READY)
 	touch $(DIST_READY)
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .sweep

@@ -54,7 +54,7 @@ def cluster() -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(WORKERS, threads_per_worker=1, dashboard_address=":0") as started,
+        LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as started,
         Client(started, set_as_default=False) as client,
     ):
         yield client

@@ -566,30 +566,9 @@ def one_row_as_none(function):
     return kernel
 
 
-class ReadsInOrder:
-    """A backward that reads the memory of its cotangent in order."""
+def recomputed(function, backward):
+    """Its backward is `backward(pull, g)`; `pull` runs the function again for its right gradients."""
 
-    def __init__(self, function):
-        class Kernel(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, *inputs):
-                ctx.save_for_backward(*inputs)
-                return function(*inputs)
-
-            @staticmethod
-            @once_differentiable
-            def backward(ctx, g):
-                count = g.untyped_storage().nbytes() // g.element_size() - g.storage_offset()
-                flat = g.as_strided((count,), (1,), g.storage_offset())
-                g = flat[torch.arange(g.numel()) % count].reshape(g.shape)
-                with torch.enable_grad():
-                    by = [t.detach().requires_grad_() for t in ctx.saved_tensors]
-                    return torch.autograd.grad(function(*by), by, g)
-
-        self.apply = Kernel.apply
-
-
-def writes_cotangent(function):
     class Kernel(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):
@@ -599,10 +578,24 @@ def writes_cotangent(function):
         @staticmethod
         @once_differentiable
         def backward(ctx, g):
-            with torch.enable_grad():
-                by = [t.detach().requires_grad_() for t in ctx.saved_tensors]
-                found = torch.autograd.grad(function(*by), by, g.clone())
-            g.mul_(0.5)
-            return found
+            def pull(g):
+                with torch.enable_grad():
+                    by = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+                    return torch.autograd.grad(function(*by), by, g)
+
+            return backward(pull, g)
 
     return Kernel.apply
+
+
+def reads_in_order(pull, g):
+    """The memory of the cotangent, whatever its strides."""
+    count = g.untyped_storage().nbytes() // g.element_size() - g.storage_offset()
+    flat = g.as_strided((count,), (1,), g.storage_offset())
+    return pull(flat[torch.arange(g.numel()) % count].reshape(g.shape))
+
+
+def writes_cotangent(pull, g):
+    found = pull(g.clone())
+    g.mul_(0.5)
+    return found

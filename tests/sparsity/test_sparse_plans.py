@@ -24,6 +24,7 @@ from covector.errors import (
     UnsupportedError,
 )
 from covector.transforms._plan import Plan
+from watched import Counted
 
 
 def chain(x):
@@ -88,21 +89,15 @@ def test_hessians(name):
 
 def test_the_number_of_products_is_the_number_of_colors():
     """Ten thousand inputs, four pullbacks; and the function runs once."""
-    calls = []
-
-    def counted(x):
-        calls.append(x.shape)
-        return burgers(x)
-
+    counted = Counted(burgers)
     plan = covector.jacobian_plan(counted, torch.rand(10_000))
     assert plan.coloring.products <= 4
-    calls.clear()
+    counted.runs = 0
     assert plan(torch.rand(10_000)).values().shape == (30_000,)
-    assert len(calls) == 1
-    calls.clear()
+    assert counted.runs == 1
     value, _ = plan.value_and_jacobian(torch.rand(10_000))
     assert value.shape == (10_000,)
-    assert len(calls) == 1
+    assert counted.runs == 2
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "scipy"])
@@ -163,19 +158,14 @@ def test_trees_are_blocks():
 
 def test_plans_are_remembered():
     """A plan for each structure of arguments that was met."""
-    calls = []
-
-    def counted(x):
-        calls.append(x)
-        return neighbors(x)
-
+    counted = Counted(neighbors)
     jacobian = covector.sparse_jacobian(counted)
     assert jacobian.plan is None
     jacobian(X)
-    first, made = jacobian.plan, len(calls)
+    first, made = jacobian.plan, counted.runs
     jacobian(X + 1)
     assert jacobian.plan is first
-    assert len(calls) == made + 1
+    assert counted.runs == made + 1
     jacobian(X[:4])
     assert jacobian.plan is not first
     assert isinstance(first, Plan)

@@ -27,7 +27,9 @@ def cluster(**options):
 
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0", **options) as started,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", **options
+        ) as started,
         distributed.Client(started, set_as_default=False) as client,
     ):
         yield client

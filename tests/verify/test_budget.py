@@ -33,6 +33,7 @@ from torch.autograd import Function
 
 import covector
 from covector import Report
+from watched import Counted
 
 # Outcomes, as a report gives them.
 PASSED, INCONCLUSIVE, FAILED = "passed", "inconclusive", "failed"
@@ -46,17 +47,22 @@ each_mode = pytest.mark.parametrize("mode", [REVERSE, FORWARD], ids=["reverse", 
 each_speed = pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
 
 
-class Counted:
-    """A function that counts its calls; one that looks at a value cannot be batched."""
+def looking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that looks at a value, and so cannot be batched."""
+
+    def alone(*inputs: Tensor) -> Any:
+        inputs[0].detach().abs().sum().item()
+        return function(*inputs)
+
+    return alone
+
+
+class Budgeted(Counted):
+    """A function that counts its runs, in batches or alone."""
 
     def __init__(self, function: Callable[..., Any], *, alone: bool = False) -> None:
-        self.function, self.alone, self.calls = function, alone, 0
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        self.calls += 1
-        if self.alone:
-            inputs[0].detach().abs().sum().item()
-        return self.function(*inputs)
+        super().__init__(looking(function) if alone else function)
+        self.alone = alone
 
 
 def torch_runs(
@@ -66,18 +72,18 @@ def torch_runs(
     **keywords: Any,
 ) -> int:
     """How often torch's check runs a function."""
-    counted = Counted(function)
+    counted = Budgeted(function)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         door(counted, inputs, raise_exception=False, **keywords)
-    return counted.calls
+    return counted.runs
 
 
-def runs(counted: Counted, report: Report) -> int:
+def runs(counted: Budgeted, report: Report) -> int:
     """How often covector's check ran it, which is known twice if it cannot be batched."""
     if counted.alone:
-        assert report.evaluations == counted.calls
-    assert report.evaluations >= counted.calls
+        assert report.evaluations == counted.runs
+    assert report.evaluations >= counted.runs
     return report.evaluations
 
 
@@ -250,7 +256,7 @@ each_writing = pytest.mark.parametrize("alone", [False, True], ids=["batched", "
 @of_cases(RIGHT)
 def test_a_right_derivative_in_fast_mode(case: Case, mode: dict[str, Any], alone: bool) -> None:
     """Passes within torch's own count for its fast mode, and two more."""
-    counted = Counted(case.function, alone=alone)
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=True, **mode)
     assert report.outcome == PASSED
     assert (
@@ -261,7 +267,7 @@ def test_a_right_derivative_in_fast_mode(case: Case, mode: dict[str, Any], alone
 @of_cases(RIGHT)
 def test_a_right_derivative_that_cannot_be_batched(case: Case, mode: dict[str, Any]) -> None:
     """Passes an exhaustive check within torch's own count, and eight more."""
-    counted = Counted(case.function, alone=True)
+    counted = Budgeted(case.function, alone=True)
     report = covector.check(counted, case.inputs(), **mode)
     assert report.outcome == PASSED
     assert runs(counted, report) <= torch_runs(case.function, case.inputs(), **mode) + EXHAUSTIVE_SLACK
@@ -270,12 +276,12 @@ def test_a_right_derivative_that_cannot_be_batched(case: Case, mode: dict[str, A
 @of_cases(RIGHT, modes=False)
 def test_a_right_derivative_that_can_be_batched(case: Case, mode: dict[str, Any]) -> None:
     """Passes an exhaustive check with two points for each coordinate, eight more, and hardly any calls."""
-    counted, inputs = Counted(case.function), case.inputs()
+    counted, inputs = Budgeted(case.function), case.inputs()
     report = covector.check(counted, inputs, **mode)
     assert report.outcome == PASSED
     assert runs(counted, report) <= 2 * coordinates(inputs) + EXHAUSTIVE_SLACK
     if coordinates(inputs) <= 40:
-        assert counted.calls <= CALLS_OF_A_BATCH
+        assert counted.runs <= CALLS_OF_A_BATCH
 
 
 @each_speed
@@ -284,7 +290,7 @@ def test_a_function_that_closes_over_its_inputs(fast: bool) -> None:
     model = nn.Linear(3, 2, dtype=torch.float64)
     x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)
     inputs = tuple(model.parameters())
-    counted = Counted(lambda *parameters: model(x).tanh(), alone=True)
+    counted = Budgeted(lambda *parameters: model(x).tanh(), alone=True)
     report = covector.check(counted, inputs, fast_mode=fast)
     assert report.outcome == PASSED
     slack = FAST_SLACK if fast else EXHAUSTIVE_SLACK
@@ -341,7 +347,7 @@ def test_an_exhaustive_check_of_a_dense_function_moves_every_coordinate() -> Non
 @of_cases(WRONG)
 def test_a_wrong_derivative(case: Case, mode: dict[str, Any], alone: bool, fast: bool) -> None:
     """Fails, with its report, within torch's exhaustive count and sixty more."""
-    counted = Counted(case.function, alone=alone)
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome == FAILED
     assert runs(counted, report) <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
@@ -353,9 +359,9 @@ def test_a_wrong_derivative_of_which_nobody_reads_a_report(
     case: Case, mode: dict[str, Any], fast: bool
 ) -> None:
     """With `raise_exception=False` the same number of runs is enough, and fewer would do."""
-    counted = Counted(case.function, alone=True)
+    counted = Budgeted(case.function, alone=True)
     assert not covector.gradcheck(counted, case.inputs(), fast_mode=fast, raise_exception=False, **mode)
-    assert counted.calls <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
+    assert counted.runs <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
 
 
 HALF = {
@@ -373,7 +379,7 @@ def test_a_derivative_off_by_half_of_what_is_allowed(
     case: Case, mode: dict[str, Any], alone: bool, fast: bool
 ) -> None:
     """Passes, and costs no more than one that fails: suspicion is as dear as a mistake, never dearer."""
-    counted = Counted(case.function, alone=alone)
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome == PASSED
     assert runs(counted, report) <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
@@ -431,7 +437,7 @@ NOISY = {
 @of_cases(NOISY, modes=False)
 def test_a_noisy_function(case: Case, mode: dict[str, Any], alone: bool, fast: bool) -> None:
     """Is never accused of its noise, and costs no more than one that fails."""
-    counted = Counted(case.function, alone=alone)
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome in (PASSED, INCONCLUSIVE)
     assert runs(counted, report) <= torch_runs(case.function, case.inputs(), **mode) + FAILING_SLACK
@@ -443,7 +449,7 @@ def test_a_noisy_function(case: Case, mode: dict[str, Any], alone: bool, fast: b
 def test_a_noisy_function_of_many_inputs(digits: int, alone: bool, fast: bool) -> None:
     """Every column looks wrong, and is differenced once more, with the step that suited the first."""
     rounded = ruled(lambda x: x.sin().round(decimals=digits), lambda g, x: g * x.cos())
-    counted, inputs = Counted(rounded, alone=alone), normal((30,))()
+    counted, inputs = Budgeted(rounded, alone=alone), normal((30,))()
     report = covector.check(counted, inputs, fast_mode=fast)
     assert report.outcome == PASSED
     assert runs(counted, report) <= torch_runs(rounded, inputs) + NOISY_SLACK + 2 * coordinates(inputs)
@@ -476,7 +482,7 @@ def test_one_input_number_with_a_right_derivative(
     case: Case, mode: dict[str, Any], alone: bool, fast: bool
 ) -> None:
     """Takes the point, one step to either side, and one run more."""
-    counted = Counted(case.function, alone=alone)
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome == PASSED
     assert runs(counted, report) <= RIGHT_NUMBER
@@ -489,10 +495,10 @@ def test_one_input_number_with_a_wrong_derivative(
     case: Case, mode: dict[str, Any], alone: bool, fast: bool
 ) -> None:
     """Takes sixteen runs to decide, and two to find the line at which the derivative is cut."""
-    decided = Counted(case.function, alone=True)
+    decided = Budgeted(case.function, alone=True)
     assert not covector.gradcheck(decided, case.inputs(), fast_mode=fast, raise_exception=False, **mode)
-    assert decided.calls <= WRONG_NUMBER
-    counted = Counted(case.function, alone=alone)
+    assert decided.runs <= WRONG_NUMBER
+    counted = Budgeted(case.function, alone=alone)
     report = covector.check(counted, case.inputs(), fast_mode=fast, **mode)
     assert report.outcome == FAILED
     assert runs(counted, report) <= WRONG_NUMBER + LINE_RUNS
@@ -592,10 +598,10 @@ WRONG_SECOND = {
 @of_cases(SECOND, modes=False)
 def test_a_right_second_derivative(case: Case, mode: dict[str, Any], alone: bool, fast: bool) -> None:
     """`gradgradcheck` keeps to torch's own counts, and two more if it is fast, eight if it is exhaustive."""
-    counted, door = Counted(case.function, alone=alone), torch.autograd.gradgradcheck
+    counted, door = Budgeted(case.function, alone=alone), torch.autograd.gradgradcheck
     assert covector.gradgradcheck(counted, case.inputs(), fast_mode=fast)
     slack = FAST_SLACK if fast else EXHAUSTIVE_SLACK
-    assert counted.calls <= torch_runs(case.function, case.inputs(), door, fast_mode=fast) + slack
+    assert counted.runs <= torch_runs(case.function, case.inputs(), door, fast_mode=fast) + slack
 
 
 @each_speed
@@ -603,8 +609,8 @@ def test_a_right_second_derivative(case: Case, mode: dict[str, Any], alone: bool
 @of_cases(WRONG_SECOND, modes=False)
 def test_a_wrong_second_derivative(case: Case, mode: dict[str, Any], alone: bool, fast: bool) -> None:
     """Fails, with its report, within torch's exhaustive count and sixty more."""
-    counted, door = Counted(case.function, alone=alone), torch.autograd.gradgradcheck
+    counted, door = Budgeted(case.function, alone=alone), torch.autograd.gradgradcheck
     with pytest.raises(covector.GradcheckError) as caught:
         covector.gradgradcheck(counted, case.inputs(), fast_mode=fast)
     assert caught.value.report.outcome == FAILED
-    assert counted.calls <= torch_runs(case.function, case.inputs(), door) + FAILING_SLACK
+    assert counted.runs <= torch_runs(case.function, case.inputs(), door) + FAILING_SLACK

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import covector
+from watched import Counted
 
 N = 150
 
@@ -421,17 +422,11 @@ def test_a_backward_that_writes_to_its_cotangent_spoils_no_other_check(fast_mode
 @pytest.mark.parametrize("fast_mode", [False, True])
 def test_a_pole_next_to_the_point_does_not_end_batches(fast_mode):
     """There values are not around the known one, but a batch still gives what single runs give."""
-    calls = 0
-
-    def counted(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return x.tan()
-
+    counted = Counted(torch.tan)
     x = torch.linspace(-1, 1, N, dtype=torch.float64)
     x[0] = torch.pi / 2 - 1e-5
     assert covector.gradcheck(counted, x.requires_grad_(), fast_mode=fast_mode)
-    assert calls < N
+    assert counted.runs < N
 
 
 def test_slices_of_a_batch_are_made_contiguous_where_they_have_to_be():
