@@ -142,6 +142,8 @@ _PRINTED = 20
 _CONNECTING = 10
 # Seconds between two savings of what was found so far.
 _OFTEN = 1.0
+# Of what --json writes; another number when what is there already changes its meaning.
+_VERSION = 1
 
 
 def _check(options: argparse.Namespace) -> Exit:
@@ -381,7 +383,7 @@ def _say(options: argparse.Namespace, text: str) -> None:
 def _save(path: str | None, data: dict[str, Any]) -> None:
     if path is None:
         return
-    text = json.dumps(finite(data), indent=2) + "\n"
+    text = json.dumps(finite({"version": _VERSION, **data}), indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:

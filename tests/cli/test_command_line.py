@@ -184,7 +184,7 @@ def test_all_passed(runs, folder):
     ]
     assert lines[-2:] == ["", "6 cases in # s: 6 passed"]
     data = json.loads((folder / "good.json").read_text())
-    assert (data["interrupted"], data["cases"]) == (False, 6)
+    assert (data["version"], data["interrupted"], data["cases"]) == (1, False, 6)
     assert [result["name"] for result in data["results"]][:2] == ["sine", "identity"]
     scaled = next(result for result in data["results"] if result["name"] == "scaled")
     assert "scaled on standard output" in scaled["output"]
