@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -153,6 +154,7 @@ class Pullback(LinearMap):
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
+        self._arguments = arguments
         self._recording = reverse.record(run, arguments.leaves, arguments.chosen, at_top)
         self.evaluation = self._recording.evaluation
 
@@ -167,6 +169,10 @@ class Pullback(LinearMap):
     def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
         return self._recording.pull(direction, keep=keep)
 
+    def arranged(self, pulled: Sequence[Tensor]) -> Any:
+        """What was pulled back, as a tree like the selected arguments."""
+        return self._arguments.tree_of(pulled)
+
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""
         part = Pullback.of(self._caller, self._recording.part(output, variable))
@@ -175,7 +181,7 @@ class Pullback(LinearMap):
 
     def apply_last(self, direction: Tensors) -> Tensors:
         """The image of one direction, after which the graph may be gone."""
-        return self._recording.pull(direction, keep=False)
+        return self.apply(direction, keep=False)
 
 
 class NoForwardRule(Exception):

@@ -80,7 +80,7 @@ class Evaluation(NamedTuple):
 
     def value(self) -> Any:
         """The output as the function returned it."""
-        return unflatten(self.outputs, self.spec)
+        return self.outputs[0] if self.spec is LEAF else unflatten(self.outputs, self.spec)
 
     def aux_value(self) -> Any:
         """The auxiliary part as the function returned it."""

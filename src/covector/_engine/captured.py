@@ -59,6 +59,8 @@ class Found(NamedTuple):
     writes: Writes
 
 
+_NONE = tuple(Found([], writes) for writes in Writes)
+
 # Containers in containers in containers, long ones, and what comes after so many references are left out.
 _DEEPEST = 2
 _LONGEST = 1000
@@ -69,7 +71,7 @@ def captured(function: Any) -> Found:
     """The tensors in a function's closure, defaults and globals, and in modules and containers there."""
     writes = _writes_of_closed(function) if type(function) is FunctionType else None
     if writes is not None:
-        return Found([], writes)
+        return _NONE[writes]
     search = _Search(function)
     found: list[Captured] = []
     seen = set()

@@ -151,20 +151,25 @@ class _Held:
     seen where others of the same code were traced before.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__wrapped__ = function
+    def __init__(self, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        self.__wrapped__, self._given = function, given
         self.__name__ = function.__name__
 
     @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_exporting():
-            return _exported(self.__wrapped__, args, kwargs)
-        return self.__wrapped__(*args, **kwargs)
+            return _exported(self.__wrapped__, (*self._given, *args), kwargs)
+        return self.__wrapped__(*self._given, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Held:
         return self  # as a function is
 
 
-def held(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that holds a graph which was recorded now: part of the trace if there is one, or eager."""
-    return function if tracing() else _Held(function)
+def held(function: Callable[..., Any], *given: Any) -> Callable[..., Any]:
+    """A function of what is `given`, a graph that was recorded now, and of more that is to come.
+
+    It is part of the trace if there is one, or eager.
+    """
+    if tracing():
+        return lambda *args, **kwargs: function(*given, *args, **kwargs)
+    return _Held(function, given)

@@ -24,7 +24,7 @@ _run = Variable._execution_engine.run_backward
 
 # A leaf that a recording made for itself gets this attribute once the function has returned: until then it is
 # a tensor from outside, to a transform nested inside; afterwards nobody can ask for it.
-_CLOSED = "_covector_closed"
+CLOSED = "_covector_closed"
 
 
 def backward(
@@ -42,25 +42,8 @@ def backward(
     """
     if tracing():
         return _autograd_grad(outputs, inputs, cotangents, retain_graph=True, create_graph=record)
-    return _run(
-        tuple(outputs),
-        tuple(cotangents),
-        keep or record,
-        record,
-        tuple(inputs),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
-
-
-def open_leaf(tensor: Tensor) -> Tensor:
-    """A new tensor as a leaf of ours, to differentiate by."""
-    return tensor.requires_grad_()
-
-
-def close_leaf(tensor: Tensor) -> None:
-    """Say that the function that received this leaf has returned."""
-    setattr(tensor, _CLOSED, True)
+    # The last two: inputs need not be reached, and nothing is added to their `.grad`.
+    return _run(tuple(outputs), tuple(cotangents), keep or record, record, tuple(inputs), True, False)
 
 
 def leads_outside(tensor: Tensor) -> bool:
@@ -118,7 +101,7 @@ def survey(tensor: Tensor) -> Survey:
     if not tensor.requires_grad:
         return NOWHERE
     if tensor.grad_fn is None:
-        return NOWHERE if hasattr(tensor, _CLOSED) else Survey(outside=True, dead_end=False, once=False)
+        return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
     dead_end = outside = once = by_hand = singly = False
     inner: list[Any] = [tensor.grad_fn]
     seen: set[Any] = set()
@@ -135,7 +118,7 @@ def survey(tensor: Tensor) -> Survey:
         if not leads_on:
             if type(node) is not _LeafNode:
                 dead_end = True
-            elif not hasattr(node.variable, _CLOSED):
+            elif not hasattr(node.variable, CLOSED):
                 outside = True
     for kind in () if _plain.issuperset(map(type, inner)) else set(map(type, inner)):
         custom = getattr(kind, "_forward_cls", None)

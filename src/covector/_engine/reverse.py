@@ -7,7 +7,7 @@ also works where levels do not (legacy Functions, activation checkpointing).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,16 +16,10 @@ from torch import Tensor
 
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing, without_values
-from covector._engine.scopes import (
-    PlainScope,
-    Scope,
-    scope_here,
-)
-from covector._engine.traced import TracedScope, run_traced
+from covector._engine.scopes import PlainScope, Scope, scope_here
+from covector._engine.scopes import Run as Run
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
-
-Run = Callable[[list[Any]], Evaluation]
 
 
 class Recording(NamedTuple):
@@ -38,26 +32,18 @@ class Recording(NamedTuple):
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
-        return self.filled(self.reach(cotangents, keep=keep))
+        return self.filled(_reach(self.scope, self.outputs, cotangents, self.variables, keep=keep))
 
-    def filled(self, pulled: Sequence[Tensor | None]) -> list[Tensor]:
+    def filled(self, pulled: list[Tensor | None]) -> list[Any]:
         """What was pulled back, with zeros where there is no path."""
-        filled: list[Any] = list(pulled)
         for index, value in enumerate(pulled):
             if value is None:
-                filled[index] = self.scope.close(torch.zeros_like(self.variables[index]))
-        return filled
+                pulled[index] = self.scope.close(torch.zeros_like(self.variables[index]))
+        return pulled
 
     def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
         """J^T v, with None where there is no path."""
-        for output in self.outputs:
-            if not output.requires_grad:
-                break
-        else:
-            return _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
-        pairs = [pair for pair in zip(self.outputs, cotangents, strict=True) if pair[0].requires_grad]
-        outputs, along = [output for output, _ in pairs], [cotangent for _, cotangent in pairs]
-        return _reach(self.scope, outputs, along, self.variables, keep=keep)
+        return _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
@@ -86,6 +72,10 @@ def _reach(
     *,
     keep: bool,
 ) -> list[Tensor | None]:
+    for output in outputs:
+        if not output.requires_grad:
+            outputs, cotangents = _with_graph(outputs, cotangents)
+            break
     if not outputs:
         return [None] * len(variables)
     if scope.dead_end:
@@ -93,15 +83,20 @@ def _reach(
     if scope.singly:
         graph.refuse_wrong_batches(outputs, cotangents)
     record = scope.must_record(cotangents)
-    keep = keep or scope.shared
-    pulled: list[Tensor | None] = list(
-        graph.backward(outputs, cotangents, variables, keep=keep, record=record)
-    )
+    pulled = list(graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record))
     for index, value in enumerate(pulled):
         if value is not None:
             value = graph.refused(value, variables) if record and scope.once else value
-            pulled[index] = scope.settle(value, (variables[index], *outputs))
+            pulled[index] = scope.settle(value, variables[index], outputs)
     return pulled
+
+
+def _with_graph(
+    outputs: Sequence[Tensor], cotangents: Sequence[Any]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The outputs that have a graph, with their cotangents."""
+    pairs = [pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad]
+    return [output for output, _ in pairs], [cotangent for _, cotangent in pairs]
 
 
 def _closed(scope: Scope, evaluation: Evaluation) -> Evaluation:
@@ -115,36 +110,13 @@ def record(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
-    # A program may be differentiated again: by a transform around it, or by what it captures.
-    again = tracing() and (torch.is_grad_enabled() or levels.traced_inside())
-    with scope_here(at_top) as scope:
-        inner = scope.open(leaves, chosen)
-        evaluation = _run(scope, run, inner, order=1, again=again)
-    variables = list(map(inner.__getitem__, chosen))
-    return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+    scope = scope_here(at_top)
+    return recorded(scope, scope.run(run, leaves, chosen))
 
 
-def _run(scope: Scope, run: Run, leaves: list[Any], *, order: int, again: bool) -> Evaluation:
-    """Run the function on these leaves, of which `order` derivatives are taken, and `again` perhaps more."""
-    if isinstance(scope, TracedScope):
-        return run_traced(scope, run, leaves, order=order, again=again)
-    return run(leaves)
-
-
-def resumed(
-    evaluation: Evaluation,
-    variables: list[Tensor],
-    at_top: type[PlainScope],
-    *,
-    connected: bool,
-    shared: bool,
-) -> Recording:
-    """The recording of a run that was made elsewhere at top level, on these leaves.
-
-    `connected` says whether the caller had grad mode on, `shared` whether a pullback was handed out inside.
-    """
-    scope = at_top.after(variables, connected=connected, shared=shared)
-    return Recording(_closed(scope, evaluation), evaluation.outputs, variables, scope)
+def recorded(scope: Scope, evaluation: Evaluation) -> Recording:
+    """The recording of a run in this scope."""
+    return Recording(_closed(scope, evaluation), evaluation.outputs, scope.variables, scope)
 
 
 def record_gradient(
@@ -154,16 +126,20 @@ def record_gradient(
 
     A gradient without a path to it is a zero that requires no grad.
     """
-    with scope_here(at_top) as scope:
-        inner = scope.open(leaves, chosen)
-        evaluation = _run(scope, run, inner, order=2, again=True)
-        variables = [inner[index] for index in chosen]
-        (value,) = evaluation.outputs
+    scope = scope_here(at_top, order=2)
+
+    def run_twice(inner: list[Any]) -> Evaluation:
+        evaluation = run(inner)
+        (value,), variables = evaluation.outputs, scope.variables
         pulled: Sequence[Tensor | None] = [None] * len(variables)
         if value.requires_grad:
             along = torch.ones_like(value, requires_grad=False)
             pulled = graph.backward([value], [along], variables, keep=True, record=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
+        return Evaluation(gradients, evaluation.spec, [value], None)
+
+    gradients, spec, (value,), _ = scope.run(run_twice, leaves, chosen)
+    variables = scope.variables
     shown = scope.hand_out(value)
     if scope.custom:
         # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
@@ -171,7 +147,7 @@ def record_gradient(
             raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
-    return Recording(Evaluation(gradients, evaluation.spec, [shown], None), gradients, variables, scope)
+    return Recording(Evaluation(gradients, spec, [shown], None), gradients, variables, scope)
 
 
 @dataclass(frozen=True)
@@ -262,23 +238,27 @@ def linearize(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Linearization:
     """Run the function and its pullback once, and keep the graph of the pullback."""
-    with scope_here(at_top) as scope:
-        inner = scope.open(leaves, chosen)
-        evaluation = _run(scope, run, inner, order=2, again=True)
-        variables = [inner[index] for index in chosen]
+    scope = scope_here(at_top, order=2)
+    cotangents: list[Tensor | None] = []
+    pulled: list[Tensor | None] = []
+
+    def run_twice(inner: list[Any]) -> Evaluation:
+        evaluation = run(inner)
         # The pullback is linear, so any cotangent would do; at zero some backwards are not smooth.
-        cotangents = [
-            scope.track(_cotangent(out)) if out.requires_grad else None for out in evaluation.outputs
-        ]
-        outputs = [out for out in evaluation.outputs if out.requires_grad]
-        along = [cotangent for cotangent in cotangents if cotangent is not None]
-        pulled: Sequence[Tensor | None] = [None] * len(variables)
+        for out in evaluation.outputs:
+            cotangents.append(scope.track(_cotangent(out)) if out.requires_grad else None)
+        outputs, along = _with_graph(evaluation.outputs, cotangents)
         if outputs:
-            pulled = graph.backward(outputs, along, variables, keep=True, record=True)
+            pulled.extend(graph.backward(outputs, along, scope.variables, keep=True, record=True))
+        return evaluation
+
+    evaluation = scope.run(run_twice, leaves, chosen)
     closed = _closed(scope, evaluation)
-    linear = Linearization(closed, None, evaluation.outputs, list(pulled), cotangents, scope)
+    pulled = pulled or [None] * len(chosen)
+    linear = Linearization(closed, None, evaluation.outputs, pulled, cotangents, scope)
     if tracing():  # neither the graph nor the values can be looked at
         return linear
+    outputs = [out for out in evaluation.outputs if out.requires_grad]
     kinds = graph.kinds(outputs)
     return linear if kinds <= _proven else _examined(linear, kinds)
 

@@ -7,9 +7,8 @@ code that dynamo traces, a level in steps that it knows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,11 @@ from torch.autograd import forward_ad
 
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing
-from covector._engine.traced import TracedScope, traced_scope
+from covector._engine.traced import TracedScope
+from covector._tree import Evaluation
+
+Run = Callable[[list[Any]], Evaluation]
+T = TypeVar("T")
 
 
 def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
@@ -33,6 +36,18 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
 
 
+def is_simple(args: Sequence[Any]) -> bool:
+    """Whether these are real tensors that no graph leads to, with no transform and no other mode around."""
+    if levels.active() or forward_ad._current_level >= 0 or torch.is_inference_mode_enabled():
+        return False
+    for value in args:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        if value.requires_grad or value.is_inference():
+            return False
+    return bool(args)
+
+
 class _Here(threading.local):
     """How many functions of this thread are being recorded at top level, where no nesting level tells."""
 
@@ -41,60 +56,55 @@ class _Here(threading.local):
 
 here = _Here()
 
+# How many pullbacks were handed out, to live as long as the caller likes. The graph of a run in which that
+# happened is shared with them, so it must not be freed.
+_lasting = 0
+
 
 class PlainScope:
     """Reverse mode with no nesting level, on detached leaves."""
 
     # What few runs have; one that has it says so itself.
     custom = dead_end = once = shared = singly = False
-    _linked = False
-    _eager: levels.EagerTensors | None = None
+    _linked = _lasts = False
+    _leaves: list[Tensor]
+    variables: list[Tensor]
+    """What the function was given for the chosen tensors."""
 
-    def __init__(self) -> None:
-        self._since = _lasting
-        self._connected = torch.is_grad_enabled()
-        self._leaves: list[Tensor] = []
-
-    @classmethod
-    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
-        """The scope of a run that is over, in which these were the leaves to differentiate by."""
-        scope = cls()
-        scope._leaves, scope._connected, scope.shared = leaves, connected, shared
-        return scope
-
-    def __enter__(self) -> Self:
-        if torch.is_inference_mode_enabled():
-            self._eager = levels.EagerTensors().__enter__()
-        torch._C._set_grad_enabled(True)
+    def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
+        """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
+        global _lasting
+        since, connected = _lasting, torch.is_grad_enabled()
+        eager = levels.EagerTensors().__enter__() if torch.is_inference_mode_enabled() else None
+        self._connected = connected
+        self.variables, self._leaves = variables, own = [], []
+        if not connected:
+            torch._C._set_grad_enabled(True)
         here.recorded += 1
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        here.recorded -= 1
-        if _lasting != self._since:
-            self.shared = True
-        for leaf in self._leaves:
-            graph.close_leaf(leaf)
-        torch._C._set_grad_enabled(self._connected)
-        if self._eager is not None:
-            self._eager.__exit__(*exception)
-
-    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
-        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
-        inner = list(leaves)
-        alone = forward_ad._current_level < 0
-        for index, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                simple = alone and not leaf.requires_grad and not leaf.is_inference()
-                inner[index] = leaf.detach() if simple else self._stand_in(leaf)
-        for index in chosen:
-            tensor = inner[index]
-            # Connected to the caller's graph already: a new node of that graph is enough.
-            if tensor.requires_grad:
-                inner[index] = _alias(tensor)
-            else:
-                self._leaves.append(graph.open_leaf(tensor))
-        return inner
+        try:
+            inner, alone = [], forward_ad._current_level < 0
+            for leaf in leaves:
+                if isinstance(leaf, Tensor):
+                    simple = alone and not leaf.requires_grad and not leaf.is_inference()
+                    leaf = leaf.detach() if simple else self._stand_in(leaf)
+                inner.append(leaf)
+            for index in chosen:
+                # Connected to the caller's graph already: a new node of that graph is enough.
+                if inner[index].requires_grad:
+                    inner[index] = _alias(inner[index])
+                else:
+                    own.append(inner[index].requires_grad_())
+                variables.append(inner[index])
+            return function(inner)
+        finally:
+            here.recorded -= 1
+            self.shared = _lasting != since
+            _lasting += self._lasts
+            for leaf in own:
+                setattr(leaf, graph.CLOSED, True)
+            torch._C._set_grad_enabled(connected)
+            if eager is not None:
+                eager.__exit__(None, None, None)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if self._connected and tensor.requires_grad:
@@ -104,7 +114,7 @@ class PlainScope:
 
     def track(self, tensor: Tensor) -> Tensor:
         """This new tensor as a leaf to differentiate by."""
-        self._leaves.append(graph.open_leaf(tensor))
+        self._leaves.append(tensor.requires_grad_())
         return tensor
 
     def must_record(self, cotangents: Sequence[Tensor]) -> bool:
@@ -144,8 +154,8 @@ class PlainScope:
         self.custom = self.custom or found.custom
         self.singly = self.singly or found.singly
 
-    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
-        """What was pulled back from outputs to a variable (`related`), as the caller may have it."""
+    def settle(self, pulled: Tensor, variable: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """What was pulled back from outputs to a variable, as the caller may have it."""
         return self.close(pulled) if pulled.requires_grad else pulled
 
     def close(self, tensor: Tensor) -> Tensor:
@@ -180,36 +190,13 @@ class OpenScope(PlainScope):
         return tensor
 
 
-# How many pullbacks were handed out, to live as long as the caller likes. The graph of a run in which that
-# happened is shared with them, so it must not be freed.
-_lasting = 0
-
-
-def lasting() -> int:
-    """A number that grows with every pullback that is handed out."""
-    return _lasting
-
-
-def _count_pullback() -> None:
-    global _lasting
-    _lasting += 1
-
-
 class LastingScope(PlainScope):
     """Reverse mode whose pullback is handed out.
 
     It may be asked where grad mode is on again, and when the run that it was made in is over.
     """
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        _count_pullback()
-
-    @classmethod
-    def after(cls, leaves: list[Tensor], *, connected: bool, shared: bool) -> Self:
-        """The scope of a run that is over, in which these were the leaves to differentiate by."""
-        _count_pullback()
-        return super().after(leaves, connected=connected, shared=shared)
+    _lasts = True
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad and not tensor.is_inference():
@@ -234,27 +221,17 @@ class LevelScope:
 
     custom = dead_end = once = shared = singly = False
 
-    def __enter__(self) -> Self:
-        self._since = _lasting
-        self._eager = levels.EagerTensors().__enter__()
-        self._level = levels.GradLevel().__enter__()
-        self._grad_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.shared = _lasting != self._since
-        torch._C._set_grad_enabled(self._grad_enabled)
-        self._level.__exit__(*exception)
-        self._eager.__exit__(*exception)
-
-    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
-        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
-        number = self._level.number
-        inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for index in chosen:
-            self._level.variable(inner[index])
-        return inner
+    def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
+        """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
+        since = _lasting
+        with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True):
+            number = self._level.number
+            inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self.variables = [self._level.variable(inner[index]) for index in chosen]
+            try:
+                return function(inner)
+            finally:
+                self.shared = _lasting != since
 
     def track(self, tensor: Tensor) -> Tensor:
         """This new tensor as a leaf to differentiate by."""
@@ -264,9 +241,9 @@ class LevelScope:
         """Whether somebody could differentiate what a pull computes."""
         return torch.is_grad_enabled() or levels.dual_level_open()
 
-    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
+    def settle(self, pulled: Tensor, variable: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """What was pulled back, as the caller may have it: batched where the variable or an output is."""
-        return levels.in_batches_of(self.close(pulled), related)
+        return levels.in_batches_of(self.close(pulled), (variable, *outputs))
 
     def close(self, tensor: Tensor) -> Tensor:
         """The tensor as the caller may have it, once the level is left."""
@@ -289,7 +266,8 @@ def _alias(tensor: Tensor) -> Tensor:
 Scope: TypeAlias = PlainScope | LevelScope | TracedScope
 
 
-def scope_here(at_top: type[PlainScope] = PlainScope) -> AbstractContextManager[Scope]:
+def scope_here(at_top: type[PlainScope] = PlainScope, *, order: int = 1) -> Scope:
+    """The scope for a run of which this many derivatives are taken."""
     if not levels.active():
         return at_top()
-    return traced_scope() if tracing() else LevelScope()
+    return TracedScope(order) if tracing() else LevelScope()

@@ -7,9 +7,9 @@ it, and pull back. Nothing can be asked of the autograd graph or of values: the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,25 +19,42 @@ from torch.overrides import TorchFunctionMode
 
 from covector._engine import levels
 from covector._engine.attention import differentiable_attention
-from covector._tree import Evaluation
 from covector.errors import UnsupportedError
+
+T = TypeVar("T")
 
 
 class TracedScope:
     """Reverse mode on a nesting level, as `scopes.LevelScope`, in steps that dynamo knows."""
 
-    dead_end = once = singly = shared = False
+    custom = dead_end = once = singly = shared = False
 
-    def __init__(self, number: int, *, nested: bool) -> None:
-        self._number, self._nested = number, nested
-        self.custom = False
+    def __init__(self, order: int) -> None:
+        self._order, self._nested = order, levels.traced_inside()
+        # A program may be differentiated again: by a transform around it, or by what it captures.
+        self._again = order > 1 or torch.is_grad_enabled() or self._nested
 
-    def open(self, leaves: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
-        """Stand-ins for the caller's tensors, the chosen ones ready to be differentiated by."""
-        inner = [levels.wrap(leaf, self._number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for index in chosen:
-            inner[index] = peer._create_differentiable(inner[index], self._number)
-        return inner
+    def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
+        """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by.
+
+        It is run by operations whose derivatives can be batched. Fused attention, which has no second
+        derivative, is elsewhere tried first, and done again without where it fails; dynamo does not do
+        a thing twice.
+        """
+        # dynamo knows torch's context manager of a level by a `with` statement only.
+        with peer.grad_increment_nesting() as number, torch.enable_grad():
+            self._number = number
+            inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            for index in chosen:
+                inner[index] = peer._create_differentiable(inner[index], number)
+            self.variables = [inner[index] for index in chosen]
+            before = _custom_functions()
+            with _Distances(), differentiable_attention() if self._again else nullcontext():
+                returned = function(inner)
+            self.custom = _custom_functions() > before
+            if self.custom and self._order + levels.gradients_around() > 1:
+                raise UnsupportedError(_CUSTOM)
+            return returned
 
     def track(self, tensor: Tensor) -> Tensor:
         """This new tensor as a leaf to differentiate by."""
@@ -51,10 +68,10 @@ class TracedScope:
         """The tensor as the caller may have it, once the level is left."""
         return levels.unwrap_if_dead(tensor)
 
-    def settle(self, pulled: Tensor, related: Sequence[Tensor]) -> Tensor:
-        """What was pulled back to a variable (the first of `related`), batched where that is."""
+    def settle(self, pulled: Tensor, variable: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """What was pulled back to a variable, batched where that is."""
         closed = self.close(pulled)
-        return closed + torch.zeros_like(levels.unwrap_if_dead(related[0])) if self._nested else closed
+        return closed + torch.zeros_like(levels.unwrap_if_dead(variable)) if self._nested else closed
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
@@ -62,14 +79,6 @@ class TracedScope:
         if self.custom and shown.requires_grad:  # by something outside, so the derivative should do, too
             raise UnsupportedError(_CUSTOM)
         return shown
-
-
-@contextmanager
-def traced_scope() -> Iterator[TracedScope]:
-    """A scope on a new level. dynamo knows torch's context manager of it by a `with` statement only."""
-    nested = levels.traced_inside()
-    with peer.grad_increment_nesting() as number, torch.enable_grad():
-        yield TracedScope(number, nested=nested)
 
 
 class _Distances(TorchFunctionMode):
@@ -85,29 +94,6 @@ class _Distances(TorchFunctionMode):
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
-
-
-def run_traced(
-    scope: TracedScope,
-    run: Callable[[list[Any]], Evaluation],
-    leaves: list[Any],
-    *,
-    order: int,
-    again: bool,
-) -> Evaluation:
-    """The function on these leaves of the scope, by operations whose derivatives can be batched.
-
-    `order` says how many derivatives are taken on this level, `again` whether others may follow. Fused
-    attention, which has no second derivative, is elsewhere tried first, and done again without where it
-    fails; dynamo does not do a thing twice.
-    """
-    before = _custom_functions()
-    with _Distances(), differentiable_attention() if again or order > 1 else nullcontext():
-        evaluation = run(leaves)
-    scope.custom = _custom_functions() > before
-    if scope.custom and order + levels.gradients_around() > 1:
-        raise UnsupportedError(_CUSTOM)
-    return evaluation
 
 
 _CUSTOM = (

@@ -16,14 +16,14 @@ from covector._engine import levels
 from covector._engine.compiled import tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
-from covector._engine.short import ShortRun
 from covector._linear import LinearMap, NoForwardRule, Pushforward
 from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
-from covector.transforms._door import Accept, accept_differentiable, resumed, run_short
+from covector.transforms._door import Accept, accept_differentiable
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
-from covector.transforms._question import Coordinates, Problem, Question, Request
+from covector.transforms._pullback import ShortPullback
+from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
 
 Choose = Callable[[int, int], tuple[str, str]]
 
@@ -56,17 +56,15 @@ def jacobian_of(
 
     Without `copies` the function is run on the caller's own tensors.
     """
-    run = pullback = None
+    pullback = None
     if not value and (len(args) == 1 or not copies) and request.is_plain(args, kwargs):
-        run = _short_run(caller, request, args, copies=copies)
-        found = None if run is None else _short_rows(run, request)
+        pullback = _short_pullback(caller, request, args, copies=copies)
+        found = None if pullback is None else _short_rows(pullback, request, args)
         if found is not None:
             return found
     question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
     if request.work is not None:
         return _in_blocks(question, args, kwargs)
-    if run is not None:
-        pullback = resumed(caller, run, question.accept)
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
@@ -81,24 +79,25 @@ def _in_blocks(question: Question, args: Sequence[Any], kwargs: dict[str, Any]) 
     return question.answer(found.derived.flat(), found.derived.evaluation, order=1), found.plan
 
 
-def _short_run(caller: Caller, request: Request, args: Sequence[Any], *, copies: bool) -> ShortRun | None:
+def _short_pullback(
+    caller: Caller, request: Request, args: Sequence[Any], *, copies: bool
+) -> ShortPullback | None:
     """One run on leaves of its own; None if the function works in place and is to be given copies."""
     try:
-        return run_short(caller, args, (cast(int, request.argnums),))
+        return ShortPullback(caller, args, (request.argnums,), accept_real)
     except RuntimeError as error:
         if not (copies and writes_to_leaf(error)):
             raise
     return None
 
 
-def _short_rows(run: ShortRun, request: Request) -> tuple[Tensor, Plan] | None:
+def _short_rows(pullback: ShortPullback, request: Request, args: Sequence[Any]) -> tuple[Tensor, Plan] | None:
     """The Jacobian by one tensor in one batch of rows, if nothing more is to be looked at."""
-    shown = run.shown()
-    if shown is None:
+    if not pullback.simple:
         return None
-    outputs, inputs = shown.numel(), run.variables[0].numel()
+    outputs, inputs = pullback.evaluation.outputs[0].numel(), args[cast(int, request.argnums)].numel()
     mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, ASKED)
-    rows = run.rows(shown) if mode == "reverse" else None
+    rows = pullback.rows() if mode == "reverse" else None
     return None if rows is None else (rows, Plan(mode, outputs, inputs, outputs, reason))
 
 

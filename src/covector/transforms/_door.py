@@ -11,10 +11,7 @@ from covector._chart import is_strided
 from covector._engine import messages
 from covector._engine.compiled import tracing
 from covector._engine.reverse import Run
-from covector._engine.scopes import PlainScope
-from covector._engine.short import ShortRun
 from covector._engine.writes import WriteRefused, run_watched
-from covector._linear import Pullback
 from covector._tree import (
     LEAF,
     Argnames,
@@ -129,8 +126,10 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
 
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = arguments.rebuild(leaves)
-        variables = list(map(leaves.__getitem__, arguments.chosen))
-        return evaluated(caller, called(caller, args, kwargs, variables), accept, has_aux=has_aux)
+        returned = called(caller, args, kwargs, list(map(leaves.__getitem__, arguments.chosen)))
+        evaluation = _with_aux(caller, returned) if has_aux else Evaluation(*flatten(returned), [], None)
+        accept(caller, evaluation)
+        return evaluation
 
     return run
 
@@ -146,36 +145,14 @@ def called(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any], variable
         raise explained(caller, error) from error
 
 
-def evaluated(caller: Caller, returned: Any, accept: Accept, *, has_aux: bool) -> Evaluation:
-    """What the caller's function returned, flat, checked by `accept`."""
-    aux: list[Any] = []
-    aux_spec = None
-    if has_aux:
-        if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise OutputError(
-                f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
-                f"{summary(returned)}."
-            )
-        returned, auxiliary = returned
-        aux, aux_spec = flatten(auxiliary)
-    outputs, spec = flatten(returned)
-    evaluation = Evaluation(outputs, spec, aux, aux_spec)
-    accept(caller, evaluation)
-    return evaluation
-
-
-def run_short(caller: Caller, args: Sequence[Tensor], chosen: Sequence[int]) -> ShortRun:
-    """The caller's function on these tensors, the short way."""
-    try:
-        return ShortRun(caller.function, args, chosen)
-    except (RuntimeError, WriteRefused) as error:
-        raise explained(caller, error) from error
-
-
-def resumed(caller: Caller, run: ShortRun, accept: Accept, at_top: type[PlainScope] = PlainScope) -> Pullback:
-    """The pullback of a run that was begun the short way, the general way from here on."""
-    evaluation = evaluated(caller, run.returned, accept, has_aux=False)
-    return Pullback.of(caller, run.recording(evaluation, at_top))
+def _with_aux(caller: Caller, returned: Any) -> Evaluation:
+    """What a function returned that returns an auxiliary part, flat."""
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise OutputError(
+            f"{caller}: with has_aux=True the function must return a tuple (output, aux), got "
+            f"{summary(returned)}."
+        )
+    return Evaluation(*flatten(returned[0]), *flatten(returned[1]))
 
 
 def _writes_to(caller: Caller, name: str) -> CapturedWriteError:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from covector._chart import Chart, Repeated
-from covector._engine import short
 from covector._engine.messages import writes_to_leaf
-from covector._engine.reverse import Run
+from covector._engine.scopes import Run, is_simple
 from covector._engine.tensors import refuses_writes
 from covector._linear import Pullback
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
@@ -75,7 +74,7 @@ class Request(NamedTuple):
         """Whether nothing more is asked for than rows by one of several tensors."""
         if self.mode == "forward" or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
             return False
-        return self[1:] in _PLAIN and not kwargs and short.applies(args)
+        return self[1:] in _PLAIN and not kwargs and is_simple(args)
 
     def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
@@ -88,6 +87,12 @@ class Request(NamedTuple):
 
 # What is asked for beside the argument, if that is nothing but the rows of a Jacobian.
 _PLAIN = [Request(0, None, False, None, "error", mode)[1:] for mode in ("auto", "reverse")]
+
+
+def accept_real(caller: Caller, evaluation: Evaluation) -> None:
+    """The function returned real floating-point tensors and nothing else."""
+    accept_differentiable(caller, evaluation)
+    check_dtypes(caller, evaluation.outputs, None, lambda: output_paths(evaluation))
 
 
 class Problem(NamedTuple):

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from covector._engine import short
 from covector._engine.compiled import eager_alone, named_after
-from covector._linear import Pullback
-from covector._tree import LEAF, Argnames, Argnums, Evaluation
+from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
-from covector.transforms._door import accept_scalar, bind, check_function, resumed, run_short, runner
+from covector.transforms._door import accept_scalar, check_function
+from covector.transforms._pullback import pullback_by
 
 
 @eager_alone
@@ -96,24 +95,6 @@ def _gradient(
     has_aux: bool,
 ) -> tuple[Any, Evaluation]:
     """The gradient, arranged like the selected arguments, and what the function returned."""
-    by_one = type(argnums) is int and 0 <= argnums < len(args) and argnames is None
-    if by_one and not kwargs and not has_aux and short.applies(args):
-        return _short_gradient(caller, args, argnums)
-    arguments = bind(caller, args, kwargs, argnums, argnames)
-    pullback = Pullback(caller, runner(caller, arguments, accept_scalar, has_aux=has_aux), arguments)
+    pullback = pullback_by(caller, args, kwargs, argnums, argnames, accept_scalar, has_aux=has_aux)
     value = pullback.evaluation.outputs[0]
-    gradients = pullback.apply_last([torch.ones_like(value)])
-    return arguments.tree_of(gradients), pullback.evaluation
-
-
-def _short_gradient(caller: Caller, args: tuple[Any, ...], argnum: Any) -> tuple[Any, Evaluation]:
-    """The gradient by one of several tensors, by the short way as far as that goes."""
-    run = run_short(caller, args, (argnum,))
-    shown = run.shown()
-    if shown is not None and not shown.shape:
-        pulled = run.pull(torch.ones_like(shown), keep=False)
-        if pulled is not None:
-            return pulled[0], Evaluation([shown], LEAF, [], None)
-    pullback = resumed(caller, run, accept_scalar)
-    gradients = pullback.apply_last([torch.ones_like(pullback.evaluation.outputs[0])])
-    return gradients[0], pullback.evaluation
+    return pullback.arranged(pullback.apply([torch.ones_like(value)], keep=False)), pullback.evaluation
