@@ -21,9 +21,10 @@ sweep: $(READY)
 	$(BIN)/python tools/sweep.py $(DASK) $(if $(AGAIN),--again)
 
 # All tests with several releases of torch, in environments that are deleted again; it says first what that takes.
-# VERSIONS="2.9.1 2.15.0" chooses; without it, the oldest, the pinned and the newest.
+# VERSIONS="2.9.1 2.15.0" chooses; without it, the oldest, the pinned and the newest. WORKERS=1 takes one process, and
+# WRITE=1 puts the table into docs/versions.md. A run that was stopped is continued with the next release.
 versions:
-	$(PYTHON) tools/versions.py $(VERSIONS)
+	WORKERS=$(or $(WORKERS),auto) $(PYTHON) tools/versions.py $(if $(WRITE),--write) $(VERSIONS)
 
 # What is published: the wheel and the source distribution, and whether an index would take them.
 dist: $(DIST_READY)
@@ -89,4 +90,4 @@ $(DIST_READY): $(READY)
 	touch $(DIST_READY)
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .sweep
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .sweep .versions

@@ -1,6 +1,8 @@
 """Any recent torch: what the engine needs is listed, looked for at once, and named when it is missing."""
 
 import ast
+import importlib.util
+import sys
 import tomllib
 from pathlib import Path
 
@@ -145,7 +147,81 @@ def test_no_release_is_excluded_by_number():
 
 def test_the_table_has_the_releases_that_errors_name():
     """What an `EngineError` calls known to work has a row in the documentation, with what was run."""
-    rows = [
-        line for line in (ROOT / "docs" / "versions.md").read_text().splitlines() if line.startswith("| 2.")
-    ]
-    assert {row.split("|")[1].strip() for row in rows} >= set(versions.TESTED)
+    page = (ROOT / "docs" / "versions.md").read_text()
+    table = page.partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| 2.")]
+    assert tuple(row.split("|")[1].strip() for row in rows) == versions.TESTED
+
+
+SPEC = importlib.util.spec_from_file_location("tools_versions", ROOT / "tools" / "versions.py")
+tool = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = tool  # dataclasses look there
+SPEC.loader.exec_module(tool)
+
+RECORD = """<testsuites><testsuite>
+<testcase classname="tests.a" name="test_one" />
+<testcase classname="tests.a" name="test_two[x]"><failure message="no">no</failure></testcase>
+<testcase classname="tests.a" name="test_three"><skipped message="not today">a.py:3: not today</skipped>
+</testcase>
+<testcase classname="" name="tests.b"><skipped message="collection skipped">('b', 1, 'Skipped: no compiler')\
+</skipped></testcase>
+</testsuite></testsuites>"""
+
+
+def result(torch, passed=(), failed=(), skipped=(), commit="abc"):
+    return tool.Result(torch, commit, "2026-01-01", "3.11", 125.0, list(passed), list(failed), dict(skipped))
+
+
+def test_what_became_of_each_test_is_read(tmp_path):
+    """A file that is skipped as a whole gives its reason, too."""
+    (tmp_path / "tests.xml").write_text(RECORD)
+    assert tool.read(tmp_path / "tests.xml") == (
+        ["tests.a::test_one"],
+        ["tests.a::test_two[x]"],
+        {"tests.a::test_three": "not today", "tests.b": "no compiler"},
+    )
+
+
+def test_no_test_is_left_out_without_a_row():
+    """What failed or was skipped, and what is not there with some release."""
+    old = result("2.9.1", ["a::f[x]", "a::f[y]", "a::g"], skipped={"b": "no compiler"})
+    new = result("2.15.0", ["a::g"], ["c|d"], {"b": "no compiler"})
+    assert tool.table([old, new]) == (
+        f"{tool.RUNS}| 2.9.1 | 2026-01-01 | abc | 3.11 | 3 | 0 | 1 | 2 |\n"
+        "| 2.15.0 | 2026-01-01 | abc | 3.11 | 1 | 1 | 1 | 2 |\n"
+        f"{tool.DIFFERENCES}| `a::f` | 2 cases are not there | 2.15.0 |\n"
+        "| `b` | skipped: no compiler | 2.9.1, 2.15.0 |\n"
+        "| `c\\|d` | 1 cases are not there | 2.9.1 |\n| `c\\|d` | failed | 2.15.0 |\n"
+    )
+
+
+def test_the_table_has_its_place_in_the_page():
+    """The page has the lines between which `--write` puts it, and the rest stays."""
+    page = (ROOT / "docs" / "versions.md").read_text()
+    once = tool.written(page, [result("2.9.1", ["a"])])
+    assert once == tool.written(once, [result("2.9.1", ["a"])])
+    assert "| 2.9.1 | 2026-01-01 | abc |" in once
+    assert once.partition(tool.BEGIN)[0] == page.partition(tool.BEGIN)[0]
+    assert once.partition(tool.END)[2] == page.partition(tool.END)[2]
+
+
+def test_a_release_is_run_once_for_a_commit(monkeypatch, tmp_path):
+    """What is kept is of this commit and of all tests; where there are changes, nothing is."""
+    ran = []
+
+    def run(version, tests):
+        ran.append(version)
+        return result(version, ["a"], commit=tool.commit())
+
+    monkeypatch.setattr(tool, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(tool, "run", run)
+    monkeypatch.setattr(tool, "commit", lambda: "abc")
+    assert tool.result_of("2.9.1", []) == tool.result_of("2.9.1", [])
+    tool.result_of("2.9.1", ["tests/test_rooms.py"])
+    monkeypatch.setattr(tool, "commit", lambda: "def")
+    tool.result_of("2.9.1", [])
+    monkeypatch.setattr(tool, "commit", lambda: "")
+    tool.result_of("2.9.1", [])
+    tool.result_of("2.9.1", [])
+    assert ran == ["2.9.1"] * 5
+    assert len(list((tmp_path / "kept").iterdir())) == 2
