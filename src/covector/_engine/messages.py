@@ -15,6 +15,9 @@ CUSTOM_FUNCTION = "a custom autograd.Function"
 # Said of an operation that vmap applies point by point.
 NO_BATCHING_RULE = re.compile("There is a performance drop")
 
+# Said of a tensor that is made from memory which others own.
+NOT_WRITABLE = "The given NumPy array is not writable"
+
 # What torch says when it does not have an operation for sparse tensors, or not its derivative.
 _LACKING = {
     r"Could not run '([^']+)' with arguments from the '((?:Sparse|Mkldnn)\w+)' backend": r"\1 on \2 tensors",

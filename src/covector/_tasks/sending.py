@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covector._engine.messages import NOT_WRITABLE
 from covector._tasks.parts import obstacle
 from covector.errors import Caller, CovectorWarning, SendError, WorkerError
 
@@ -98,7 +99,7 @@ class Wire(NamedTuple):
     def tensor(self) -> Tensor:
         """The tensor again; its memory may be that of the message, which is not written to."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            warnings.filterwarnings("ignore", message=NOT_WRITABLE)
             data = torch.from_numpy(np.asarray(self.data))
         return data.view(self.dtype).reshape(self.shape).to(self.device)
 

@@ -52,7 +52,7 @@ def fastest(plans: list[SparsePlan], at: Arguments) -> SparsePlan:
     """The plan that is measured to take the least time, of those that give the same as the first."""
     if len(plans) == 1:
         return plans[0]
-    expected = levels.bare(plans[0]._values(at)).detach()
+    expected = levels.bare(plans[0]._numbers(at)).detach()
     same = [plans[0], *(plan for plan in plans[1:] if _gives(plan, at, expected))]
     if len(same) == 1:
         return plans[0]
@@ -69,7 +69,7 @@ def _gives(plan: SparsePlan, at: Arguments, expected: Tensor) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ForwardModeWarning)
-            found = levels.bare(plan._values(at)).detach()
+            found = levels.bare(plan._numbers(at)).detach()
     except (RuntimeError, ForwardModeWarning):
         return False
     precision = torch.finfo(expected.dtype).eps ** 0.5
@@ -79,7 +79,7 @@ def _gives(plan: SparsePlan, at: Arguments, expected: Tensor) -> bool:
 
 def _seconds(plan: SparsePlan, at: Arguments) -> float:
     start = perf_counter()
-    plan._values(at)
+    plan._numbers(at)
     return perf_counter() - start
 
 

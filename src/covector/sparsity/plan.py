@@ -83,7 +83,7 @@ class SparsePlan(Plan):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The derivative at these arguments, as a sparse matrix; of trees, a tree of such blocks."""
         arguments = self._bound(args, kwargs)
-        return self._arranged(self._values(arguments), arguments)
+        return self._arranged(self._numbers(arguments), arguments)
 
     @outside_graphs
     def value_and_jacobian(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ class SparsePlan(Plan):
 
     def values(self, *args: Any, **kwargs: Any) -> Tensor:
         """The entries row by row, as one dense vector, which every transform can go through."""
-        return self._values(self._bound(args, kwargs))
+        return self._numbers(self._bound(args, kwargs))
 
     @outside_graphs
     def to_scipy(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ class SparsePlan(Plan):
             raise self.structure.refusal(caller, selection.bind(caller, args, kwargs))
         return arguments
 
-    def _values(self, arguments: Arguments) -> Tensor:
+    def _numbers(self, arguments: Arguments) -> Tensor:
         # Read off outside of the program: a compiler would compute what is read once for each entry.
         products = (
             self._products(arguments).numbers
