@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -48,6 +49,8 @@ def used_of_torch(tree):
             first, *rest = ast.unparse(node).split(".")
             if first in bound:
                 yield ".".join([bound[first], *rest])
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value)):
+            yield node.value
 
 
 def unlisted(tree):
@@ -71,6 +74,7 @@ def test_what_the_engine_uses_is_listed(path):
         "from torch._C import _functorch as stack\nstack._not_listed",
         "def f():\n    from torch._inductor import not_listed",
         "import torch._not_listed as name",
+        "import sys\nsys.modules['torch._not_listed.module']",
     ],
 )
 def test_an_unlisted_name_is_seen(code):

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling as tracing
 from torch.compiler import is_exporting
 
 from covector._engine.exported import below_autograd
-from covector._engine.versions import USED_BY_DYNAMO, is_there
+from covector._engine.versions import NEEDED_BY_DYNAMO, is_there
 
 __all__ = [
     "eager_alone",
@@ -97,9 +97,11 @@ def eager_alone(function: F) -> F:
 
 def _may_break() -> bool:
     """Whether the graph that dynamo traces may end here: at top level, and without `fullgraph`."""
+    if not all(map(is_there, NEEDED_BY_DYNAMO)):
+        return False
     translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
     at_top = not torch._C._functorch.get_interpreter_stack()
-    return at_top and not translator.output.root_tx.one_graph and all(map(is_there, USED_BY_DYNAMO))
+    return at_top and not translator.output.root_tx.one_graph
 
 
 # dynamo calls it while it traces, and takes the answer as a constant.

@@ -17,7 +17,7 @@ from torch._functorch import eager_transforms as peer
 from torch._functorch.autograd_function import autograd_function_apply
 from torch.overrides import TorchFunctionMode
 
-from covector._engine import levels
+from covector._engine import levels, versions
 from covector._engine.attention import differentiable_attention
 from covector.errors import UnsupportedError
 
@@ -106,6 +106,7 @@ _CUSTOM = (
 
 def _custom_functions() -> int:
     """How many custom Functions the program that is being traced applies."""
+    versions.require(versions.NEEDED_BY_DYNAMO, "a derivative inside torch.compile")
     translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
     return sum(node.target is autograd_function_apply for node in translator.output.graph.nodes)
 

@@ -106,8 +106,14 @@ NEEDED = (
 
 # What `covector.compile` needs for backend="inductor".
 NEEDED_BY_INDUCTOR = ("torch._inductor.standalone_compile",)
-# What a verb uses inside of `torch.compile`, if it is there.
-USED_BY_DYNAMO = ("torch._dynamo.graph_break",)
+# What a verb needs inside of `torch.compile` where it raises, or differentiates a custom Function.
+NEEDED_BY_DYNAMO = (
+    "torch._dynamo.graph_break",
+    "torch._dynamo.symbolic_convert.InstructionTranslator.current_tx",
+)
+# What is known by its name only, and not loaded: where the Functions of compiled code are made, and where
+# dynamo keeps signatures.
+BY_NAME = ("torch._functorch._aot_autograd", "torch._dynamo.variables.functions._spec_cache")
 # What newer releases are told when a dispatch mode is left.
 USED_BY_MODES = (
     "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals",
