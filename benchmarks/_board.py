@@ -65,6 +65,12 @@ class Row:
         return self.area, self.name, self.peer, self.unit
 
     @property
+    def title(self) -> str:
+        """What it is called where it is shown."""
+        name = f"{self.name} ({ASIDE})" if self.part == ASIDE else self.name
+        return f"{name}, memory" if self.unit == BYTES else name
+
+    @property
     def value(self) -> float | None:
         """What the target is for: the ratio, or our count."""
         return self.ours if self.unit == COUNT else self.ratio

@@ -225,7 +225,7 @@ class Move:
         assert row is not None
         said = "better" if (_value(self.after) or 0) < (_value(self.before) or 0) else "worse"
         word = "new" if self.before is None else "gone" if self.after is None else said
-        return f"{word:7}{row.area}: {row.name} / {row.peer}  {_shown(self.before)} -> {_shown(self.after)}"
+        return f"{word:7}{row.area}: {row.title} / {row.peer}  {_shown(self.before)} -> {_shown(self.after)}"
 
 
 def _quartiles(row: Row) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks._board import ASIDE, COUNT, Area, Row
+from benchmarks._board import COUNT, Area, Row
 from benchmarks._results import Record
 
 HEADER = ("", "peer", "covector / peer", "quartiles", "target", "", "covector", "peer takes")
@@ -22,11 +22,9 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row as it is shown. Of a count there is no ratio."""
     spread = "" if row.low is None or row.low == row.high else f"{_number(row.low)} to {_number(row.high)}"
     target = "" if row.target is None else _number(row.target)
-    name = f"{row.name} ({ASIDE})" if row.part == ASIDE else row.name
-    name += ", memory" if row.unit == "bytes" else ""
     ratio = "" if row.ratio is None else _number(row.ratio)
     last = (row.amount(row.ours), row.amount(row.theirs))
-    return name, row.peer, ratio, spread, target, row.verdict, *last
+    return row.title, row.peer, ratio, spread, target, row.verdict, *last
 
 
 def _number(value: float) -> str:

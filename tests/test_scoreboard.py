@@ -218,11 +218,11 @@ def test_what_moved(before, after, moved):
 
 def test_moves_are_said_with_their_quartiles():
     before = [ratio("a", 0.5, area="x"), ratio("gone", area="x"), ratio("elsewhere", area="y")]
-    after = [ratio("a", 0.2, area="x"), ratio("new", area="x")]
+    after = [ratio("a", 0.2, area="x"), ratio("new", area="x", unit=BYTES)]
     assert [str(move) for move in moves(before, after)] == [
         "better x: a / peer  0.5 (0.4-0.6) -> 0.2 (0.1-0.3)",
         "gone   x: gone / peer  0.5 (0.4-0.6) -> -",
-        "new    x: new / peer  - -> 0.5 (0.4-0.6)",
+        "new    x: new, memory / peer  - -> 0.5 (0.4-0.6)",
     ]
 
 
