@@ -167,7 +167,7 @@ RECORD = """<testsuites><testsuite>
 <testcase classname="tests.a" name="test_two[x]"><failure message="no">no</failure></testcase>
 <testcase classname="tests.a" name="test_three"><skipped message="not today">a.py:3: not today</skipped>
 </testcase>
-<testcase classname="" name="tests.b"><skipped message="collection skipped">('b', 1, 'Skipped: no compiler')\
+<testcase classname="" name="tests.b"><skipped message="collection skipped">('b', 1, "Skipped: isn't here")\
 </skipped></testcase>
 </testsuite></testsuites>"""
 
@@ -182,7 +182,7 @@ def test_what_became_of_each_test_is_read(tmp_path):
     assert tool.read(tmp_path / "tests.xml") == (
         ["tests.a::test_one"],
         ["tests.a::test_two[x]"],
-        {"tests.a::test_three": "not today", "tests.b": "no compiler"},
+        {"tests.a::test_three": "not today", "tests.b": "isn't here"},
     )
 
 

@@ -139,7 +139,7 @@ def read(path: Path) -> tuple[list[str], list[str], dict[str, str]]:
             failed.append(name)
         elif (skip := case.find("skipped")) is not None:
             reason = skip.get("message") or ""
-            found = re.search(r"Skipped: (.*?)'?\)?$", skip.text or "")  # of a whole file
+            found = re.search(r"Skipped: (.*?)['\"]?\)?\s*$", skip.text or "")  # of a whole file
             skipped[name] = found.group(1) if found else reason
         else:
             passed.append(name)
