@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import unwrap
 from math import prod
@@ -96,31 +96,48 @@ def _backward_only(custom: Any) -> bool:
     return marked or custom.__module__.startswith(_COMPILED)
 
 
+class Walk(NamedTuple):
+    """The graph behind some nodes."""
+
+    nodes: list[Any]
+    """All of its nodes; in a small graph, those with several ways to them more than once."""
+    ends: list[Any]
+    """Those that lead nowhere: leaves, for the most part."""
+
+
+def _walk(starts: list[Any]) -> Walk:
+    """Walk the graph behind these nodes. This is on the path of every gradient."""
+    found, ends = starts, []
+    seen: set[Any] = set()
+    for node in found:  # it grows on the way
+        leads_on = False
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                leads_on = True
+                if len(found) < _FEW_NODES:
+                    found.append(parent)
+                elif parent not in seen:
+                    seen.add(parent)
+                    found.append(parent)
+        if not leads_on:
+            ends.append(node)
+    return Walk(found, ends)
+
+
 def survey(tensor: Tensor) -> Survey:
-    """Walk the graph behind a tensor. This is on the path of every gradient."""
+    """Where the graph behind a tensor leads."""
     if not tensor.requires_grad:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
     dead_end = outside = once = by_hand = singly = False
-    inner: list[Any] = [tensor.grad_fn]
-    seen: set[Any] = set()
-    for node in inner:  # it grows on the way
-        leads_on = False
-        for parent, _ in node.next_functions:
-            if parent is not None:
-                leads_on = True
-                if len(inner) < _FEW_NODES:
-                    inner.append(parent)
-                elif parent not in seen:
-                    seen.add(parent)
-                    inner.append(parent)
-        if not leads_on:
-            if type(node) is not _LeafNode:
-                dead_end = True
-            elif not hasattr(node.variable, CLOSED):
-                outside = True
-    for kind in () if _plain.issuperset(map(type, inner)) else set(map(type, inner)):
+    found, ends = _walk([tensor.grad_fn])
+    for node in ends:
+        if type(node) is not _LeafNode:
+            dead_end = True
+        elif not hasattr(node.variable, CLOSED):
+            outside = True
+    for kind in () if _plain.issuperset(map(type, found)) else set(map(type, found)):
         custom = getattr(kind, "_forward_cls", None)
         if kind.__name__ == "CompiledFunctionBackwardBackward":
             dead_end = True
@@ -137,30 +154,14 @@ def survey(tensor: Tensor) -> Survey:
     return Survey(outside or dead_end, dead_end, once, by_hand, singly)
 
 
-def nodes(tensor: Tensor) -> Iterator[Any]:
-    """Every node of the graph behind a tensor, once."""
-    return _behind(tensor.grad_fn)
-
-
-def _behind(start: Any) -> Iterator[Any]:
-    pending: list[Any] = [start]
-    seen = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+def nodes(*tensors: Tensor) -> Iterable[Any]:
+    """Every node of the graph behind these tensors, once."""
+    return dict.fromkeys(_walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]).nodes)
 
 
 def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
     """The custom Functions behind these outputs, each once."""
-    found = (
-        getattr(type(node), "_forward_cls", None)
-        for output in outputs
-        for node in (nodes(output) if output.grad_fn is not None else ())
-    )
+    found = (getattr(type(node), "_forward_cls", None) for node in nodes(*outputs))
     return list(dict.fromkeys(custom for custom in found if custom is not None))
 
 
@@ -174,9 +175,7 @@ def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
     inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
     leaves = {id(variable) for variable in variables}
     return any(
-        below in inner or id(getattr(below, "variable", None)) in leaves
-        for node in marked
-        for below in _behind(node)
+        below in inner or id(getattr(below, "variable", None)) in leaves for below in _walk(marked).nodes
     )
 
 
@@ -200,10 +199,9 @@ def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:
 
 def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
     """The name of a node behind these tensors that can only refuse to be run backwards."""
-    for tensor in tensors:
-        for node in nodes(tensor) if tensor.grad_fn is not None else ():
-            if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
-                return node.name()
+    for node in nodes(*tensors):
+        if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
+            return node.name()
     return None
 
 
@@ -215,15 +213,14 @@ def kinds(tensors: Sequence[Tensor]) -> set[type]:
 def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
     """Raise if a cotangent is batched where the operands of a node are not that cannot deal with it."""
     hidden = set[int]().union(*map(levels.batches, (*outputs, *cotangents)))
-    for output in outputs if hidden else ():
-        for node in nodes(output):
-            operands = _WRONG_IN_BATCHES.get(type(node).__name__)
-            if operands and hidden.difference(*(levels.batches(getattr(node, name)) for name in operands)):
-                raise UnsupportedError(
-                    f"torch's batching rule for {node.name()} gives wrong numbers where cotangents are "
-                    "batched and its operands are not. Pull the cotangents back one by one, without vmap, "
-                    "or use jacrev, which does so."
-                )
+    for node in nodes(*outputs) if hidden else ():
+        operands = _WRONG_IN_BATCHES.get(type(node).__name__)
+        if operands and hidden.difference(*(levels.batches(getattr(node, name)) for name in operands)):
+            raise UnsupportedError(
+                f"torch's batching rule for {node.name()} gives wrong numbers where cotangents are "
+                "batched and its operands are not. Pull the cotangents back one by one, without vmap, "
+                "or use jacrev, which does so."
+            )
 
 
 def is_known(kind: type) -> bool:
@@ -241,26 +238,15 @@ class Reached(NamedTuple):
 
 
 def reached(tensors: Sequence[Tensor]) -> Reached:
-    """Walk the graph behind these tensors."""
-    leaves = {id(tensor) for tensor in tensors}
-    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen: set[Any] = set()
-    while pending:
-        node = pending.pop()
-        if type(node) is _LeafNode:
-            leaves.add(id(node.variable))
-        elif node not in seen:
-            seen.add(node)
-            for parent, _ in node.next_functions:
-                if parent is not None:
-                    pending.append(parent)
-    return Reached(leaves, seen)
+    """What stands behind these tensors."""
+    found = set(nodes(*tensors))
+    leaves = {node for node in found if type(node) is _LeafNode}
+    return Reached({id(leaf) for leaf in (*tensors, *(node.variable for node in leaves))}, found - leaves)
 
 
 def only_leaf(tensor: Any) -> Tensor | None:
     """The leaf behind a tensor, if there is one and no other."""
-    start = getattr(tensor, "grad_fn", None)
-    found = () if start is None else _behind(start)
+    found = nodes(tensor) if isinstance(tensor, Tensor) else ()
     leaves = [node.variable for node in found if type(node) is _LeafNode]
     return leaves[0] if len(leaves) == 1 else None
 
@@ -292,8 +278,7 @@ def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:
     """Whether every node that gives this variable its gradient belongs to a custom Function."""
     givers = {
         node
-        for output in outputs
-        for node in (nodes(output) if output.grad_fn is not None else ())
+        for node in nodes(*outputs)
         for parent, _ in node.next_functions
         if type(parent) is _LeafNode and parent.variable is variable
     }

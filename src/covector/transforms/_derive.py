@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Repeated
 from covector._engine import levels
-from covector._engine.compiled import tracing
+from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
 from covector._linear import LinearMap, NoForwardRule, Pushforward
@@ -26,6 +26,9 @@ from covector.transforms._pullback import ShortPullback
 from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
 
 Choose = Callable[[int, int], tuple[str, str]]
+
+# What a verb makes of a request and a call: the result, and how it was computed.
+Answer = Callable[[Caller, "Request", Sequence[Any], dict[str, Any]], tuple[Any, Plan]]
 
 ASKED = "it was asked for"
 
@@ -64,19 +67,59 @@ def jacobian_of(
             return found
     question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
     if request.work is not None:
-        return _in_blocks(question, args, kwargs)
+        return in_blocks(question, args, kwargs)
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
 
-def _in_blocks(question: Question, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Plan]:
-    """The Jacobian by blocks; the array that was written, or the result as any other call gives it."""
+def planned(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
+    """The function that a verb returns; after a call, its `plan` says how the derivative was computed.
+
+    Where the mode is left open, `by_mode` makes the same by a mode that somebody else chose.
+    """
+
+    def derivative(*args: Any, **kwargs: Any) -> Any:
+        return _answered(caller, request, answer, args, kwargs, derivative)
+
+    if not tracing():
+        derivative.plan = None  # type: ignore[attr-defined]
+        derivative.by_mode = None  # type: ignore[attr-defined]
+        if request.mode == "auto":
+            derivative.by_mode = lambda mode: planned(caller, request._replace(mode=mode), answer)  # type: ignore[attr-defined]
+    return named_after(derivative, like=caller.function)
+
+
+@eager_alone
+def _answered(
+    caller: Caller,
+    request: Request,
+    answer: Answer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    asked: Callable[..., Any],
+) -> Any:
+    """The derivative for the caller; the function that was called keeps the plan."""
+    result, plan = answer(caller, request, args, kwargs)
+    if not tracing():
+        asked.plan = plan  # type: ignore[attr-defined]
+    return result
+
+
+def in_blocks(
+    question: Question,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    make: Callable[[Question], Problem] = attrgetter("problem"),
+    choose: Choose = by_sizes,
+    order: int = 1,
+) -> tuple[Any, Plan]:
+    """The derivative by blocks; the array that was written, or the result as any other call gives it."""
     from covector.transforms._blocks import derive_in_blocks
 
-    found = derive_in_blocks(question, args, kwargs, attrgetter("problem"), by_sizes)
+    found = derive_in_blocks(question, args, kwargs, make, choose)
     if found.derived is None:
         return found.array, found.plan
-    return question.answer(found.derived.flat(), found.derived.evaluation, order=1), found.plan
+    return question.answer(found.derived.flat(), found.derived.evaluation, order=order), found.plan
 
 
 def _short_pullback(

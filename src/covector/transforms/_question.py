@@ -168,9 +168,9 @@ class Question:
 
     def answer(self, blocks: Sequence[Tensor], evaluation: Evaluation, *, order: int) -> Any:
         """The result for the caller, from the real blocks of the derivative."""
-        leaves: Sequence[Any] = blocks
+        leaves: Sequence[Any] = blocks if order == 1 else _cast(blocks, self.problem.arguments)
         if self.real_form is not None and self.request.complex is not None:
-            leaves = self.real_form.arranged(blocks, order, self.request.complex)
+            leaves = self.real_form.arranged(leaves, order, self.request.complex)
         for _ in range(order):
             leaves = _in_trees(leaves, self._bound)
         derivative = unflatten(leaves, evaluation.spec)
@@ -189,6 +189,15 @@ class Question:
         if self.request.has_aux:
             aux = evaluation._replace(aux=extra).aux_value()
         return value, aux
+
+
+def _cast(blocks: Sequence[Tensor], arguments: Arguments) -> Sequence[Tensor]:
+    """Each block of a Hessian in the dtype of the input by which it was differentiated first."""
+    dtypes = [tensor.dtype for tensor in arguments.primals()]
+    count = len(dtypes)
+    if count == 1:
+        return blocks
+    return [block.to(dtypes[i // count % count]) for i, block in enumerate(blocks)]
 
 
 def _in_trees(leaves: Sequence[Any], arguments: Arguments) -> list[Any]:

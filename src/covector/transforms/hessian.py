@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from covector._engine.compiled import eager_alone, named_after, tracing
+from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Run
-from covector._tree import Argnames, Argnums, Arguments, Evaluation
+from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
 from covector.transforms._batch import Samples
-from covector.transforms._derive import Derived, derive
+from covector.transforms._derive import Derived, derive, in_blocks, planned
 from covector.transforms._door import check_function
 from covector.transforms._plan import FEW_OUTPUTS, Plan, by_sizes_of_gradient
 from covector.transforms._question import Problem, Question, Request
@@ -83,44 +81,15 @@ def hessian(
         .working("hessian", executor, out)
     )
 
-    def second_derivative(*args: Any, **kwargs: Any) -> Any:
-        result, plan = _answered(caller, request, args, kwargs)
-        if not tracing():
-            second_derivative.plan = plan  # type: ignore[attr-defined]
-        return result
-
-    def by_mode(mode: str) -> Callable[..., Any]:
-        return hessian(
-            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
-            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
-            executor=executor, out=out,
-        )  # fmt: skip
-
-    if not tracing():
-        second_derivative.plan = None  # type: ignore[attr-defined]
-        second_derivative.by_mode = by_mode if mode == "auto" else None  # type: ignore[attr-defined]
-    return named_after(second_derivative, like=func)
+    return planned(caller, request, _hessian_of)
 
 
-@eager_alone
-def _answered(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
+def _hessian_of(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
-        return _in_blocks(question, args, kwargs)
+        return in_blocks(question, args, kwargs, _second_problem, by_sizes_of_gradient, order=2)
     derived = _by_some_mode(question) if request.mode == "auto" else _second(question, request.mode)
-    blocks = _cast(derived.flat(), question.problem.arguments)
-    return question.answer(blocks, derived.evaluation, order=2), derived.plan
-
-
-def _in_blocks(question: Question, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
-    """The Hessian by blocks; the array that was written, or the result as any other call gives it."""
-    from covector.transforms._blocks import derive_in_blocks
-
-    found = derive_in_blocks(question, args, kwargs, _second_problem, by_sizes_of_gradient)
-    if found.derived is None:
-        return found.array, found.plan
-    blocks = _cast(found.derived.flat(), question.problem.arguments)
-    return question.answer(blocks, found.derived.evaluation, order=2), found.plan
+    return question.answer(derived.flat(), derived.evaluation, order=2), derived.plan
 
 
 def _by_some_mode(question: Question) -> Derived:
@@ -168,12 +137,3 @@ def _first_derivative(question: Question, *, few: bool) -> Run:
         return first.evaluation._replace(outputs=blocks)
 
     return run
-
-
-def _cast(blocks: list[Tensor], arguments: Arguments) -> list[Tensor]:
-    """Each block in the dtype of the input by which it was differentiated first."""
-    dtypes = [tensor.dtype for tensor in arguments.primals()]
-    count = len(dtypes)
-    if count == 1:
-        return blocks
-    return [block.to(dtypes[i // count % count]) for i, block in enumerate(blocks)]

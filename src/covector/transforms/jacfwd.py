@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from covector._engine.compiled import eager_alone, named_after
+from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.errors import Caller
-from covector.transforms._derive import jacobian_of
+from covector.transforms._derive import jacobian_of, planned
 from covector.transforms._door import accept_tensors, check_function
 from covector.transforms._question import Request
 
@@ -53,13 +53,4 @@ def jacfwd(
     """
     caller = check_function("jacfwd", func)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "forward").checked("jacfwd")
-
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
-        return _columns(caller, request, args, kwargs)
-
-    return named_after(jacobian, like=func)
-
-
-@eager_alone
-def _columns(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return jacobian_of(caller, request, args, kwargs, accept=accept_tensors, copies=False)[0]
+    return planned(caller, request, partial(jacobian_of, accept=accept_tensors, copies=False))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from covector._engine.compiled import eager_alone, named_after, tracing
+from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.errors import Caller
-from covector.transforms._derive import jacobian_of
+from covector.transforms._derive import jacobian_of, planned
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -90,17 +90,7 @@ def jacobian(
         .working("jacobian", executor, out)
     )
 
-    def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, args, kwargs, jacobian_fn, value=False)
-
-    def by_mode(mode: str) -> Callable[..., Any]:
-        return jacobian(
-            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
-            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
-            executor=executor, out=out,
-        )  # fmt: skip
-
-    return _planless(named_after(jacobian_fn, like=func), by_mode if mode == "auto" else None)
+    return planned(caller, request, jacobian_of)
 
 
 @eager_alone
@@ -136,39 +126,4 @@ def value_and_jacobian(
         .working("value_and_jacobian", executor, None)
     )
 
-    def value_and_jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, args, kwargs, value_and_jacobian_fn, value=True)
-
-    def by_mode(mode: str) -> Callable[..., Any]:
-        return value_and_jacobian(
-            func, argnums, argnames=argnames, mode=mode, chunk_size=chunk_size, max_memory=max_memory,
-            has_aux=has_aux, batch_dim=batch_dim, complex=complex, randomness=randomness,
-            executor=executor,
-        )  # fmt: skip
-
-    return _planless(named_after(value_and_jacobian_fn, like=func), by_mode if mode == "auto" else None)
-
-
-@eager_alone
-def _answered(
-    caller: Caller,
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    asked: Callable[..., Any],
-    *,
-    value: bool,
-) -> Any:
-    """The Jacobian for the caller; the function that was called keeps the plan."""
-    result, plan = jacobian_of(caller, request, args, kwargs, value=value)
-    if not tracing():
-        asked.plan = plan  # type: ignore[attr-defined]
-    return result
-
-
-def _planless(function: Callable[..., Any], by_mode: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The function with no plan yet; `by_mode` makes it by a mode that somebody else chose."""
-    if not tracing():
-        function.plan = None  # type: ignore[attr-defined]
-        function.by_mode = by_mode  # type: ignore[attr-defined]
-    return function
+    return planned(caller, request, partial(jacobian_of, value=True))

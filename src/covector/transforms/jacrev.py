@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from covector._engine.compiled import eager_alone, named_after
+from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.errors import Caller
-from covector.transforms._derive import jacobian_of
+from covector.transforms._derive import jacobian_of, planned
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -55,13 +55,4 @@ def jacrev(
     """
     caller = check_function("jacrev", func)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse").checked("jacrev")
-
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
-        return _rows(caller, request, args, kwargs)
-
-    return named_after(jacobian, like=func)
-
-
-@eager_alone
-def _rows(caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return jacobian_of(caller, request, args, kwargs, copies=False)[0]
+    return planned(caller, request, partial(jacobian_of, copies=False))
