@@ -96,17 +96,12 @@ def _backward_only(custom: Any) -> bool:
     return marked or custom.__module__.startswith(_COMPILED)
 
 
-class Walk(NamedTuple):
-    """The graph behind some nodes."""
+def _walk(starts: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The nodes of the graph behind these, and the ends of it: leaves, and other nodes that lead nowhere.
 
-    nodes: list[Any]
-    """All of its nodes; in a small graph, those with several ways to them more than once."""
-    ends: list[Any]
-    """Those that lead nowhere: leaves, for the most part."""
-
-
-def _walk(starts: list[Any]) -> Walk:
-    """Walk the graph behind these nodes. This is on the path of every gradient."""
+    In a small graph, a node with several ways to it is there several times. This is on the path of every
+    gradient.
+    """
     found, ends = starts, []
     seen: set[Any] = set()
     for node in found:  # it grows on the way
@@ -121,7 +116,7 @@ def _walk(starts: list[Any]) -> Walk:
                     found.append(parent)
         if not leads_on:
             ends.append(node)
-    return Walk(found, ends)
+    return found, ends
 
 
 def survey(tensor: Tensor) -> Survey:
@@ -156,7 +151,7 @@ def survey(tensor: Tensor) -> Survey:
 
 def nodes(*tensors: Tensor) -> Iterable[Any]:
     """Every node of the graph behind these tensors, once."""
-    return dict.fromkeys(_walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]).nodes)
+    return dict.fromkeys(_walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])[0])
 
 
 def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
@@ -174,9 +169,7 @@ def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
     ]
     inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
     leaves = {id(variable) for variable in variables}
-    return any(
-        below in inner or id(getattr(below, "variable", None)) in leaves for below in _walk(marked).nodes
-    )
+    return any(below in inner or id(getattr(below, "variable", None)) in leaves for below in _walk(marked)[0])
 
 
 @lru_cache(maxsize=1024)

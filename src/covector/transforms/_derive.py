@@ -72,6 +72,15 @@ def jacobian_of(
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
 
+def asking(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
+    """The function that a verb returns."""
+
+    def derivative(*args: Any, **kwargs: Any) -> Any:
+        return _answered(caller, request, answer, args, kwargs)[0]
+
+    return named_after(derivative, like=caller.function)
+
+
 def planned(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
     """The function that a verb returns; after a call, its `plan` says how the derivative was computed.
 
@@ -79,30 +88,25 @@ def planned(caller: Caller, request: Request, answer: Answer) -> Callable[..., A
     """
 
     def derivative(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, answer, args, kwargs, derivative)
+        result, plan = _answered(caller, request, answer, args, kwargs)
+        if not tracing():
+            derivative.plan = plan  # type: ignore[attr-defined]
+        return result
+
+    def by_mode(mode: str) -> Callable[..., Any]:
+        return planned(caller, request._replace(mode=mode), answer)
 
     if not tracing():
         derivative.plan = None  # type: ignore[attr-defined]
-        derivative.by_mode = None  # type: ignore[attr-defined]
-        if request.mode == "auto":
-            derivative.by_mode = lambda mode: planned(caller, request._replace(mode=mode), answer)  # type: ignore[attr-defined]
+        derivative.by_mode = by_mode if request.mode == "auto" else None  # type: ignore[attr-defined]
     return named_after(derivative, like=caller.function)
 
 
 @eager_alone
 def _answered(
-    caller: Caller,
-    request: Request,
-    answer: Answer,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    asked: Callable[..., Any],
-) -> Any:
-    """The derivative for the caller; the function that was called keeps the plan."""
-    result, plan = answer(caller, request, args, kwargs)
-    if not tracing():
-        asked.plan = plan  # type: ignore[attr-defined]
-    return result
+    caller: Caller, request: Request, answer: Answer, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Plan]:
+    return answer(caller, request, args, kwargs)
 
 
 def in_blocks(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from covector._engine import graph, levels
+from covector._engine.compiled import outside_graphs
 from covector._engine.reverse import Recording, recorded
 from covector._engine.scopes import PlainScope, is_simple
 from covector._engine.writes import WriteRefused, run_watched
@@ -22,7 +23,16 @@ from covector._images import Tensors
 from covector._linear import Pullback
 from covector._tree import LEAF, Argnames, Argnums, Evaluation, flatten, select_all
 from covector.errors import Caller
-from covector.transforms._door import Accept, bind, check_primals, explained, runner
+from covector.transforms._door import (
+    Accept,
+    alike,
+    bind,
+    check_match,
+    check_primals,
+    explained,
+    output_paths,
+    runner,
+)
 
 _NO_KEYWORDS: dict[str, Any] = {}
 
@@ -55,6 +65,22 @@ def pullback_by_all(
         return ShortPullback(caller, args, range(len(args)), accept, at_top, single=False)
     arguments = check_primals(caller, select_all(args))
     return Pullback(caller, runner(caller, arguments, accept, has_aux=has_aux), arguments, at_top)
+
+
+def vjp_fn(
+    caller: Caller,
+    pullback: Pullback,
+    cotangents: Any,
+    retain_graph: bool = True,
+    create_graph: bool | None = None,
+) -> tuple[Any, ...]:
+    """J^T v for one v."""
+    if create_graph is not None:
+        with levels.GradMode(enabled=create_graph):
+            return vjp_fn(caller, pullback, cotangents, retain_graph)
+    outputs, spec, _, _ = evaluation = pullback.evaluation
+    leaves = check_match(caller, "cotangent", cotangents, outputs, spec, lambda: output_paths(evaluation))
+    return pullback.arranged(pullback.apply(leaves, keep=retain_graph))
 
 
 class ShortPullback(Pullback):
@@ -108,6 +134,21 @@ class ShortPullback(Pullback):
             if value is None:
                 return self._recording.filled(list(pulled))
         return pulled  # type: ignore[return-value]
+
+    __name__ = "vjp_fn"
+
+    @outside_graphs
+    def __call__(
+        self, cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> tuple[Any, ...]:
+        """J^T v for one v: `vjp` hands out the pullback itself."""
+        plain = self.simple and create_graph is None and isinstance(cotangents, Tensor)
+        if plain and alike(cotangents, self.evaluation.outputs[0]):
+            return tuple(self.apply([cotangents], keep=retain_graph))
+        return vjp_fn(self._caller, self, cotangents, retain_graph, create_graph)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShortPullback:
+        return self  # as a function is
 
     def arranged(self, pulled: Sequence[Tensor]) -> Any:
         return pulled[0] if self._single else tuple(pulled)

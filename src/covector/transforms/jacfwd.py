@@ -8,7 +8,7 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import jacobian_of, planned
+from covector.transforms._derive import asking, jacobian_of
 from covector.transforms._door import accept_tensors, check_function
 from covector.transforms._question import Request
 
@@ -53,4 +53,7 @@ def jacfwd(
     """
     caller = check_function("jacfwd", func)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "forward").checked("jacfwd")
-    return planned(caller, request, partial(jacobian_of, accept=accept_tensors, copies=False))
+    return asking(caller, request, _columns)
+
+
+_columns = partial(jacobian_of, accept=accept_tensors, copies=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import jacobian_of, planned
+from covector.transforms._derive import asking, jacobian_of
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -55,4 +55,7 @@ def jacrev(
     """
     caller = check_function("jacrev", func)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse").checked("jacrev")
-    return planned(caller, request, partial(jacobian_of, copies=False))
+    return asking(caller, request, _rows)
+
+
+_rows = partial(jacobian_of, copies=False)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine import levels
-from covector._engine.compiled import eager_alone, held
+from covector._engine.compiled import eager_alone, held, is_exporting
 from covector._engine.scopes import LastingScope
-from covector._linear import Pullback
-from covector.errors import Caller
-from covector.transforms._door import accept_differentiable, check_function, check_match, output_paths
-from covector.transforms._pullback import pullback_by_all
+from covector.transforms._door import accept_differentiable, check_function
+from covector.transforms._pullback import ShortPullback, pullback_by_all, vjp_fn
 
 
 @eager_alone
@@ -46,24 +43,9 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     """
     caller = check_function("vjp", func)
     pullback = pullback_by_all(caller, primals, accept_differentiable, LastingScope, has_aux=has_aux)
-    pull = held(vjp_fn, caller, pullback)
+    as_it_is = isinstance(pullback, ShortPullback) and not is_exporting()
+    pull = pullback if as_it_is else held(vjp_fn, caller, pullback)
     evaluation = pullback.evaluation
     if has_aux:
         return evaluation.value(), pull, evaluation.aux_value()
     return evaluation.value(), pull
-
-
-def vjp_fn(
-    caller: Caller,
-    pullback: Pullback,
-    cotangents: Any,
-    retain_graph: bool = True,
-    create_graph: bool | None = None,
-) -> tuple[Any, ...]:
-    """J^T v for one v."""
-    if create_graph is not None:
-        with levels.GradMode(enabled=create_graph):
-            return vjp_fn(caller, pullback, cotangents, retain_graph)
-    outputs, spec, _, _ = evaluation = pullback.evaluation
-    leaves = check_match(caller, "cotangent", cotangents, outputs, spec, lambda: output_paths(evaluation))
-    return pullback.arranged(pullback.apply(leaves, keep=retain_graph))
