@@ -63,7 +63,7 @@ def get_numerical_jacobian(
     args = _as_tuple(inputs)
     check_number("get_numerical_jacobian", "eps", eps, positive=True)
     targets = _variables(args if target is None else _as_tuple(target))
-    outputs = _tensors(fn(args))
+    outputs = _outputs(fn, args)
     if any(output.is_complex() for output in outputs):
         raise ComplexOutputError(
             "get_numerical_jacobian: a complex output has two Jacobians; return its .real or .imag."
@@ -202,7 +202,7 @@ class _Differences(NamedTuple):
     def _value(self, chart: Chart, results: Chart, coordinates: Tensor, index: int) -> Tensor:
         """The outputs at a point where one coordinate has moved."""
         with shifted([self.variable], chart.from_coords(coordinates)):
-            got = _tensors(self.fn(*self.inputs))
+            got = _outputs(self.fn, *self.inputs)
             kinds, expected = (
                 [f"{t.dtype} of shape {tuple(t.shape)}" for t in some] for some in (got, self.outputs)
             )
@@ -291,6 +291,12 @@ def _movable(name: str, variable: Any) -> Tensor:
     if overlaps(variable):
         raise ArgumentValueError(f"{name}: elements of the input share memory. Pass its .contiguous().")
     return variable
+
+
+def _outputs(fn: Callable[..., Any], *args: Any) -> list[Tensor]:
+    """The tensors that a run returns; grad mode is as before, whatever the function did to it."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return _tensors(fn(*args))
 
 
 def _tensors(returned: Any) -> list[Tensor]:

@@ -185,6 +185,11 @@ KEPT = [
     Example("compile", function=Function("branch", "complex"), keywords={"differentiable": True}),
     Example("kernelcheck", function=Function("sqrt", "scalar", "turns gradients off", 7)),
     Example("compat.get_analytical_jacobian", function=Function("abs", "complex", "turns gradients off")),
+    Example("compat.get_numerical_jacobian", function=Function("abs", "tensor", "turns gradients off")),
+    Example(
+        "compat.get_numerical_jacobian_wrt_specific_input",
+        function=Function("abs", "tensor", "turns gradients off", 3),
+    ),
     Example("agree", function=Function("in place", "tensor", "turns gradients off", 6)),
     Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
     Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),
