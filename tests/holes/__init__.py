@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from holes import (
     by_hand,
+    constants,
     cotangents,
     customs,
     given,
     nearby,
     precision,
     programs,
+    refusing,
     solvers,
     steps,
     vectors,
@@ -24,6 +26,7 @@ from holes.table import Hole
 
 MODULES = (
     given, precision, cotangents, steps, programs, customs, solvers, vectors, views, nearby, by_hand,
+    constants, refusing,
 )  # fmt: skip
 HOLES: list[Hole] = [hole for module in MODULES for hole in module.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]

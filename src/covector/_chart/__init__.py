@@ -21,6 +21,7 @@ from covector._chart.convention import Sides as Sides
 from covector._chart.convention import Wirtinger as Wirtinger
 from covector._chart.layouts import SUPPORTED as SUPPORTED
 from covector._chart.layouts import ShapeChange as ShapeChange
+from covector._chart.layouts import copied as copied
 from covector._chart.layouts import dense as dense
 from covector._chart.layouts import is_opaque as is_opaque
 from covector._chart.layouts import is_sparse as is_sparse

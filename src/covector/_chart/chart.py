@@ -13,6 +13,7 @@ from torch import Tensor
 from covector._chart.layouts import is_sparse, real_dtype
 from covector._chart.place import Place
 from covector._chart.sparse import SparsePlace
+from covector._engine.tensors import PLAIN, plain
 
 AnyPlace: TypeAlias = Place | SparsePlace
 
@@ -54,7 +55,8 @@ class Chart(NamedTuple):
 
     def point(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of the tensors that the chart was made around."""
-        pairs = zip(self.places, tensors, strict=True)
+        bare = [tensor if type(tensor) in PLAIN else plain(tensor) for tensor in tensors]
+        pairs = zip(self.places, bare, strict=True)
         return self.to_coords([place.values(tensor.detach()) for place, tensor in pairs])
 
     @classmethod
@@ -63,7 +65,7 @@ class Chart(NamedTuple):
         places, start = [], 0
         for tensor in tensors:
             dtype = tensor.dtype
-            stop = start + tensor.numel() * (2 if dtype.is_complex else 1)
+            stop = start + tensor.shape.numel() * (2 if dtype.is_complex else 1)
             places.append(Place(tensor.shape, dtype, tensor.device, start, stop, tensor.layout))
             start = stop
         return cls(tuple(places), start)

@@ -8,7 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from covector._engine.tensors import coo_indices, coo_values
+from covector._engine.tensors import coo_indices, coo_values, negative_view
+
+# Tensors whose memory begins at multiples of so many elements are aligned alike.
+_ALIGNED = 64
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -89,6 +92,24 @@ def overlaps(tensor: Tensor) -> bool:
 def dense(tensor: Tensor) -> Tensor:
     """The tensor in strided layout."""
     return tensor if is_strided(tensor) else tensor.to_dense()
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, alignment and lazy conjugate or negative; it may overlap itself too."""
+    if tensor.layout is not torch.strided:
+        return tensor.clone()
+    if tensor.is_conj():
+        return copied(tensor.conj()).conj()
+    if tensor.is_neg():
+        return negative_view(copied(negative_view(tensor)))
+    copy = tensor.clone()
+    begin = tensor.storage_offset() % _ALIGNED
+    if begin == 0 and copy.stride() == tensor.stride():
+        return copy
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.new_empty(begin + max(reach, 0))
+    memory[begin:] = tensor.as_strided((max(reach, 0),), (1,))
+    return memory.as_strided(tensor.shape, tensor.stride(), begin).detach()
 
 
 def reordered(tensor: Tensor) -> Tensor:

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart.layouts import dense, is_opaque
-from covector._engine.tensors import negative_view
-
-# Tensors whose memory begins at multiples of so many elements are aligned alike.
-_ALIGNED = 64
+from covector._chart.layouts import copied, dense, is_opaque
+from covector._engine.tensors import PLAIN, numbers, plain
 
 
 class Flaw(NamedTuple):
@@ -107,29 +104,18 @@ class Place(NamedTuple):
         """The coordinates of a tensor like this one, in double precision on the CPU; none is zero."""
         if tensor is None:
             return torch.zeros(self.stop - self.start, dtype=torch.float64)
+        if type(tensor) not in PLAIN:
+            tensor = numbers(tensor)
         real = self.to_real(tensor.detach()).reshape(-1)
         return real if real.dtype is torch.float64 and real.is_cpu else real.to("cpu", torch.float64)
 
     def values(self, tensor: Tensor) -> Tensor:
         """The numbers of the tensor that the place was made for."""
-        return tensor
+        return tensor if type(tensor) in PLAIN else numbers(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """A copy with the same strides, alignment and lazy conjugate or negative: a backward may mind."""
-        tensor = tensor.detach()
-        if tensor.is_conj():
-            return self.stand_in(tensor.conj()).conj()
-        if tensor.is_neg():
-            return negative_view(self.stand_in(negative_view(tensor)))
-        copy = tensor.clone()
-        if self.layout is not torch.strided:
-            return copy
-        begin = tensor.storage_offset() % _ALIGNED
-        if begin == 0 and copy.stride() == tensor.stride():
-            return copy
-        reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-        memory = torch.empty(begin + max(reach, 0), dtype=tensor.dtype, device=tensor.device)
-        return memory.as_strided(tensor.shape, tensor.stride(), begin).copy_(tensor).detach()
+        return copied((tensor if type(tensor) in PLAIN else plain(tensor)).detach())
 
     def filled(self, tensor: Tensor) -> Tensor | None:
         """A strided tensor specifies every element."""

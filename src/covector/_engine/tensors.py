@@ -5,6 +5,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from covector.errors import UnsupportedError, described
+
+# Classes that answer as we expect. Asked before each of these calls, of which every check makes many.
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor without a class of its own, whose `__torch_function__` may refuse what we do with it.
+
+    One that holds its numbers elsewhere, behind `__torch_dispatch__`, is left as it is.
+    """
+    if _holds_others(tensor):
+        return tensor
+    with torch._C.DisableTorchFunction():
+        return tensor.as_subclass(Tensor)
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """The same, and a copy of the numbers that a subclass holds elsewhere."""
+    if not _holds_others(tensor):
+        return plain(tensor)
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    except Exception as error:
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} does not let torch copy its numbers into a plain tensor: "
+            f"{described(error)}"
+        ) from error
+
+
+def _holds_others(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
 
 def version(tensor: Tensor) -> int:
     """A number that grows with every change of the tensor in place."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from covector._chart import is_opaque, kind_of, overlaps, refusal
+from covector._engine.tensors import PLAIN, plain
 from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
 from covector.transforms._door import check_seed, summary
@@ -100,6 +101,8 @@ def arguments_of(
             f"complex.{_hint(caller, arguments)}"
         )
     for position, tensor in enumerate(arguments.primals()):
+        if type(tensor) not in PLAIN:
+            tensor = plain(tensor)
         if (reason := refusal(tensor)) is not None:
             raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
         if overlaps(tensor):

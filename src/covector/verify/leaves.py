@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import dense, is_strided, values_of
+from covector._chart import copied, dense, is_strided, values_of
+from covector._engine.leaves import like
+from covector._engine.tensors import PLAIN, plain
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -32,8 +34,8 @@ def shifted(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 
 
 def guarded(leaf: Any) -> Any:
-    """A leaf that is not differentiated: the function gets a copy, in case it writes to it."""
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+    """A leaf that is not differentiated: the function gets a copy like it, in case it writes to it."""
+    return like(leaf, copied(leaf.detach()), requires_grad=False) if isinstance(leaf, Tensor) else leaf
 
 
 def doubled(leaf: Any) -> Any:
@@ -44,9 +46,11 @@ def doubled(leaf: Any) -> Any:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, NaN included."""
+    """Whether two tensors hold the same numbers, NaN included, whatever their class says about that."""
+    if type(a) not in PLAIN or type(b) not in PLAIN:
+        a, b = plain(a), plain(b)
     if not a.layout is b.layout is torch.strided:
-        a, b = dense(a), dense(b)
+        a, b = dense(a.detach()), dense(b.detach())
     if a.dtype is torch.complex32:  # for which torch has no comparison
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -403,7 +403,7 @@ class Problem:
         if self.closes_over:
             return []
         pairs = enumerate(zip(self.originals, self.variables, strict=True))
-        return [self.input_names[i] for i, (was, now) in pairs if not same_bits(was.detach(), now.detach())]
+        return [self.input_names[i] for i, (was, now) in pairs if not same_bits(was, now)]
 
     # Whether the function sees what it is given.
 
