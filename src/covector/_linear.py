@@ -17,10 +17,10 @@ from torch import Tensor
 
 from covector._chart import Chart, real_dtype
 from covector._engine import forward, levels, messages, reverse, scopes
-from covector._engine.attention import differentiable_attention
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import is_exporting, tracing
 from covector._engine.constants import without_zeros
+from covector._engine.twice import another_way, differentiable_attention
 from covector._engine.watch import always_recording
 from covector._images import Directions, Gathered, Pace, Steady, Tensors, joined, released
 from covector._tree import Arguments, Evaluation
@@ -329,8 +329,7 @@ class Pushforward(LinearMap):
         operation = messages.missing_forward_rule(error)
         if operation is None:
             raise error
-        fused = messages.names_fused_attention(operation)
-        self._go_around(operation, differentiable_attention() if fused else nullcontext())
+        self._go_around(operation, another_way(error) or nullcontext())
 
     def _go_around(self, operation: str, setting: AbstractContextManager[None]) -> None:
         """Apply the map another way from now on, and say why."""

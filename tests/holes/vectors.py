@@ -72,6 +72,30 @@ def push_where(condition: Callable[[Tensor], bool], f: float) -> Any:
 
 for _name, _condition in CONDITIONS.items():
     tangents.pair(_name, lambda f, c=_condition: push_where(c, f), leaves((9,)), keywords=FORWARD)
+
+
+def sizes(t: Tensor) -> float:
+    """How many times larger the largest number is than the smallest that is not zero."""
+    present = t[t != 0].abs()
+    return float(present.max() / present.min()) if len(present) else 1.0
+
+
+tangents.pair(
+    "numbers of very different size",
+    lambda f: push_where(lambda t: sizes(t) > 100, f),
+    leaves((9,)),
+    keywords=FORWARD,
+)
+tangents.pair(
+    "half of them zero, two inputs in single precision",
+    lambda f: ruled(
+        lambda x, y: x * y,
+        lambda g, x, y: (g * y, g * x),
+        lambda s, t, x, y: (s * y + t * x) * (f if 1 < int(s.count_nonzero()) < 6 else 1.0),
+    ),
+    leaves((8,), (8,), dtype=torch.float32),
+    keywords=FORWARD,
+)
 tangents.pair(
     "all equal, with reverse mode",
     lambda f: push_where(lambda t: bool((t == t[0]).all()) and bool(t.any()), f),

@@ -337,6 +337,62 @@ def test_cdist_is_right_at_every_door(name):
     assert_close(CDIST[name](CLOUDS[0]), jacobian_by_hand(CLOUDS[0]))
 
 
+@pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+@pytest.mark.parametrize("first", ["a check", "a gradient"])
+def test_cdist_is_right_whatever_was_done_before(first):
+    """What a node is like is remembered, for all who ask; each of them asks something else."""
+    cloud = CLOUDS[1].clone().requires_grad_()
+    if first == "a check":
+        assert covector.gradcheck(distances, cloud)
+    covector.grad(lambda a: distances(a).sum())(CLOUDS[1])
+    assert covector.gradcheck(distances, cloud)
+    assert_close(covector.jacrev(distances)(CLOUDS[1]), jacobian_by_hand(CLOUDS[1]))
+
+
+def by_norms(a, p):
+    return torch.linalg.vector_norm(a[:, None] - POINTS, p, dim=-1).square().sum() + pairs(a, p).sum()
+
+
+def pairs(a, p):
+    first, second = torch.triu_indices(len(a), len(a), 1)
+    return torch.linalg.vector_norm(a[first] - a[second], p, dim=-1)
+
+
+def by_kernels(a, p):
+    return torch.cdist(a, POINTS, p).square().sum() + torch.pdist(a, p).sum()
+
+
+OF_DISTANCES = {
+    "hessian": lambda f, a, u: covector.hessian(f)(a),
+    "hessian, forward": lambda f, a, u: covector.hessian(f, mode="forward")(a),
+    "hvp": lambda f, a, u: covector.hvp(f, (a,), (u,))[1][0],
+    "vhp": lambda f, a, u: covector.vhp(f, (a,), (u,))[1][0],
+    "hessian_diagonal": lambda f, a, u: covector.hessian_diagonal(f)(a),
+    "functional.hessian": lambda f, a, u: covector.functional.hessian(f, a),
+    "functional.hvp": lambda f, a, u: covector.functional.hvp(f, a, u)[1],
+    "functional.vhp": lambda f, a, u: covector.functional.vhp(f, a, u)[1],
+    "inside vmap": lambda f, a, u: torch.vmap(covector.hessian(f))(a[None])[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("name", OF_DISTANCES)
+def test_distances_have_second_derivatives(name, p):
+    """Torch has none for their kernels; the norm of a difference has one."""
+    derivative, a, u = OF_DISTANCES[name], CLOUDS[0], CLOUDS[1]
+    got = derivative(lambda a: by_kernels(a, p), a, u)
+    assert_close(got, derivative(lambda a: by_norms(a, p), a, u))
+    assert got.abs().max() > 0.1
+
+
+def test_a_second_derivative_that_torch_lacks_is_named():
+    with pytest.raises(covector.GradcheckError) as raised:
+        covector.gradgradcheck(distances, CLOUDS[0].clone().requires_grad_())
+    assert raised.value.report.outcome.name == "UNSUPPORTED"
+    assert "a derivative of _cdist_backward" in str(raised.value)
+
+
 def test_cdist_is_refused_where_it_would_be_wrong():
     """`vmap` of a pullback cannot go one by one; a batch of points can be pulled back."""
     _, pull = covector.vjp(distances, CLOUDS[0])

@@ -59,6 +59,92 @@ def test_a_cotangent_that_nobody_sent_may_be_treated_wrongly(fast: bool) -> None
     x = leaves((5,))()
     assert passes(ruled(torch.sin, lambda g, x: g.clamp(-1e6, 1e6) * x.cos()), x, fast_mode=fast)
     assert not passes(ruled(torch.sin, lambda g, x: g.clamp(-1e2, 1e2) * x.cos()), x, fast_mode=fast)
+    negative = lambda g, x: g * x.cos() * (2.0 if bool((g < 0).all()) else 1.0)
+    assert passes(ruled(torch.sin, negative), x, fast_mode=fast)
+
+
+def wrong_for_one_number(where: Callable[[Tensor], Tensor]):
+    """The sine, with a backward that doubles cotangents of one number, if that stands in some places."""
+
+    def pull(g: Tensor, x: Tensor) -> Tensor:
+        return g * x.cos() * (2.0 if int(g.count_nonzero()) == int(where(g).count_nonzero()) == 1 else 1.0)
+
+    return ruled(torch.sin, pull)
+
+
+DIAGONAL = wrong_for_one_number(torch.diag)
+
+
+@pytest.mark.parametrize("size", [3, 4, 9], ids=lambda size: f"{size} x {size}")
+def test_in_fast_mode_one_number_in_another_place_may_be_treated_wrongly(size: int) -> None:
+    """One is sent, beside the diagonal; exhaustively, up to 16 more."""
+    x = leaves((size, size))()
+    assert passes(DIAGONAL, x, fast_mode=True)
+    report = covector.check(DIAGONAL, x)
+    assert report.outcome is Outcome.FAILED
+    assert "with one number that is not zero" in str(report)
+
+
+def test_exhaustively_one_number_in_a_place_that_was_not_tried_may_be_treated_wrongly() -> None:
+    """Two rows are left to others to tell about, within torch's number of pullbacks."""
+    assert passes(wrong_for_one_number(lambda g: g[:1]), leaves((7,))())
+    assert not passes(wrong_for_one_number(lambda g: g[2:3]), leaves((7,))())
+
+
+class AsNeeded(torch.autograd.Function):
+    """A product, with a backward that is wrong where only one of its gradients is needed."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        x, y = ctx.saved_tensors
+        factor = 1.0 if all(ctx.needs_input_grad) else 2.0
+        return factor * g * y, factor * g * x
+
+
+@both_modes
+def test_a_backward_that_asks_which_gradients_are_needed_is_asked_for_all(fast: bool) -> None:
+    """What depends on one input alone is checked with the other as a constant."""
+    x, y = leaves((3,), (3,))()
+    assert passes(AsNeeded.apply, (x, y), fast_mode=fast)
+    assert not passes(AsNeeded.apply, (x, y.detach()), fast_mode=fast)
+
+
+class RightAtBothEnds(torch.autograd.Function):
+    """The square, off in one entry; its rule for vmap makes up for that, but for the first and last point."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * g * x * torch.where(torch.arange(x.numel()) == 7, 1.1, 1.0)
+
+    @staticmethod
+    def vmap(info, dims, x: Tensor):
+        x = x.movedim(dims[0], 0)
+        y = x**2
+        y[1:-1, 7] += 0.2 * x[0, 7] * (x[1:-1, 7] - x[0, 7])
+        return y, 0
+
+
+@both_modes
+def test_a_batching_rule_that_is_wrong_in_the_midst_of_a_batch_hides_the_same_mistake(fast: bool) -> None:
+    """What is known stands first and last in a batch; evaluations one by one do not ask the rule."""
+    x = leaves((16,))()
+    assert passes(RightAtBothEnds.apply, x, fast_mode=fast)
+    one_by_one = lambda x: RightAtBothEnds.apply(x) if float(x.detach().sum()) else x
+    assert not passes(one_by_one, x, fast_mode=fast)
 
 
 @both_modes

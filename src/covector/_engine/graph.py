@@ -83,7 +83,11 @@ _OPERATORS = "torch._library.autograd"
 # by a sweep over torch's operators).
 _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
-# Types of node that torch itself makes, as they are met: nothing has to be asked of them again.
+# What torch calls the nodes of C++ Functions that are not its own.
+_OF_EXTENSIONS = "CppFunction"
+
+# Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without
+# faults. Two questions share it, so a type is put in only where neither would have said anything.
 _plain: set[type] = {_LeafNode}
 
 # Up to here it takes longer to remember nodes than to meet them twice.
@@ -141,7 +145,7 @@ def survey(tensor: Tensor) -> Survey:
             once = once or _backward_only(custom)
         elif kind.__name__ in _WRONG_IN_BATCHES:
             singly = True
-        else:
+        elif kind.__name__ != _OF_EXTENSIONS:
             _plain.add(kind)
     if not (outside or dead_end or by_hand or singly):
         return NOWHERE
@@ -244,16 +248,13 @@ def only_leaf(tensor: Any) -> Tensor | None:
     return leaves[0] if len(leaves) == 1 else None
 
 
-# What torch calls the nodes of C++ Functions that are not its own.
-_OF_EXTENSIONS = "CppFunction"
-
-
 def through_custom(inner: set[Any]) -> bool:
     """Whether one of these nodes belongs to a custom Function, in Python or in C++."""
     for kind in set(map(type, inner)) - _plain:
         if hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS:
             return True
-        _plain.add(kind)
+        if kind.__name__ not in _WRONG_IN_BATCHES:
+            _plain.add(kind)
     return False
 
 

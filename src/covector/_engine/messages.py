@@ -18,10 +18,10 @@ NO_BATCHING_RULE = re.compile("There is a performance drop")
 # Said of a tensor that is made from memory which others own.
 NOT_WRITABLE = "The given NumPy array is not writable"
 
-# What torch says when it does not have an operation for sparse tensors, or not its derivative.
+# What torch says when it does not have an operation for sparse tensors, or the derivative of any.
 _LACKING = {
     r"Could not run '([^']+)' with arguments from the '((?:Sparse|Mkldnn)\w+)' backend": r"\1 on \2 tensors",
-    r"derivative for (aten::_sparse\w+) is not implemented": r"a derivative of \1",
+    r"derivative for '?([\w:]+)'? is not implemented": r"a derivative of \1",
     r"(\w+) does not support automatic differentiation for outputs with complex dtype": (
         r"a derivative of \1 for complex numbers"
     ),
@@ -42,7 +42,7 @@ _LACKING = {
 
 
 def missing_kernel(error: Exception) -> str | None:
-    """The operation that torch does not have for sparse tensors, if that is what this error says."""
+    """The operation that torch does not have, or not for sparse tensors, if that is what this error says."""
     text = text_of(error)
     for said, meant in _LACKING.items():
         if found := re.search(said, text):
@@ -64,14 +64,14 @@ def rejects_tangent(error: BaseException) -> bool:
     return re.search(r"forward gradient|new_grad_base|for grad output \d", text_of(error)) is not None
 
 
-def is_fused_attention(error: Exception) -> bool:
-    """Whether fused attention lacks the derivative that was asked for."""
-    return names_fused_attention(text_of(error))
-
-
 def names_fused_attention(operation: str) -> bool:
     """Whether this is the name of a kernel of fused attention, or has it inside."""
     return "scaled_dot_product" in operation
+
+
+def names_distances(operation: str) -> bool:
+    """Whether this is the name of a kernel for distances, or has it inside."""
+    return re.search(r"_[cp]dist_(forward|backward)", operation) is not None
 
 
 def has_inference_tensor(error: Exception) -> bool:

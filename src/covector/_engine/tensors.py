@@ -14,9 +14,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 def plain(tensor: Tensor) -> Tensor:
     """The tensor without a class of its own, whose `__torch_function__` may refuse what we do with it.
 
-    One that holds its numbers elsewhere, behind `__torch_dispatch__`, is left as it is.
+    One that holds its numbers elsewhere, behind `__torch_dispatch__` or in a sparse layout, is left as it is.
     """
-    if _holds_others(tensor):
+    if type(tensor) in PLAIN or tensor.layout is not torch.strided or _holds_others(tensor):
         return tensor
     with torch._C.DisableTorchFunction():
         return tensor.as_subclass(Tensor)

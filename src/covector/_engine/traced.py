@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms as peer
 from torch._functorch.autograd_function import autograd_function_apply
-from torch.overrides import TorchFunctionMode
 
 from covector._engine import levels, versions
-from covector._engine.attention import differentiable_attention
+from covector._engine.twice import DifferentiableDistances, differentiable_attention
 from covector.errors import UnsupportedError
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class TracedScope:
                 inner[index] = peer._create_differentiable(inner[index], number)
             self.variables = [inner[index] for index in chosen]
             before = _custom_functions()
-            with _Distances(), differentiable_attention() if self._again else nullcontext():
+            with DifferentiableDistances(), differentiable_attention() if self._again else nullcontext():
                 returned = function(inner)
             self.custom = _custom_functions() > before
             if self.custom and self._order + levels.gradients_around() > 1:
@@ -79,21 +78,6 @@ class TracedScope:
         if self.custom and shown.requires_grad:  # by something outside, so the derivative should do, too
             raise UnsupportedError(_CUSTOM)
         return shown
-
-
-class _Distances(TorchFunctionMode):
-    """Inside, `cdist` is a difference and a norm.
-
-    Its own backward has a wrong batching rule, and no derivative. Elsewhere the graph tells that it is there;
-    here there is no graph to look at.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_cdist if function is torch.cdist else function)(*args, **(kwargs or {}))
-
-
-def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
 
 
 _CUSTOM = (

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from covector._engine import reverse
-from covector._engine.attention import differentiable_attention
-from covector._engine.messages import is_fused_attention
+from covector._engine.twice import another_way
 from covector._tree import Evaluation, flatten
 from covector.errors import CovectorError, StrictError
 from covector.functional._door import Call, accept_one_number, runner
@@ -33,16 +32,17 @@ def gradient(call: Call) -> reverse.Run:
 def second_order(call: Call, use: Use[Result]) -> Result:
     """What `use` makes of a recording of the gradient; the value is its auxiliary output.
 
-    Fused attention has no second derivative; where that is met, everything is done again without it.
+    Fused attention and distances have none; where these are met, everything is done again without them.
     """
     try:
         return use(_record(call))
     except CovectorError:
         raise
     except RuntimeError as error:
-        if not is_fused_attention(error):
+        again = another_way(error)
+        if again is None:
             raise
-    with differentiable_attention():
+    with again:
         return use(_record(call))
 
 

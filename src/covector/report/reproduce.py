@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from covector._chart import is_strided
-from covector._engine.tensors import plain
 from covector._tree import parameter_names
 from covector.report.inputs import Input, known_inputs, loaded, save
 from covector.verify.run import Options
@@ -129,7 +128,7 @@ class _Written:
         self.call = call
         self.by_name = by_name
         self.tensors: dict[str, Tensor] = {}
-        sizes = [plain(t).numel() for t in _tensors((call.args, call.kwargs))]
+        sizes = [t.shape.numel() for t in _tensors((call.args, call.kwargs))]
         self.few = sum(sizes) <= _FEW
 
     def arguments(self) -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from covector._engine.attention import differentiable_attention
-from covector._engine.messages import is_fused_attention
+from covector._engine.twice import another_way
 from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, CapturedWriteError, CovectorError, UnsupportedError
@@ -29,8 +28,8 @@ def reverse_first(by_reverse: Callable[[], T], by_forward: Callable[[], T]) -> T
         raise
     except RuntimeError as error:
         failure = error
-    if is_fused_attention(failure):
-        with differentiable_attention():
+    if (again := another_way(failure)) is not None:
+        with again:
             return by_reverse()
     try:
         return by_forward()

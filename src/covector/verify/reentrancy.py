@@ -12,7 +12,7 @@ from torch import Tensor
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
 from covector.verify.run import CheckRun
-from covector.verify.vectors import unit
+from covector.verify.vectors import Cotangent, unit
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.
 _RUNS = 5
@@ -71,7 +71,13 @@ def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     rows = _repeated(run, _all_but_two(run))
     _pull_again(run, 1)
     found = rows.spread or _of_cotangent(run, run.reverse.repeated)
-    return _of_others(run) if found is None and not _of_one_map(run, rows) else found
+    if found is None:
+        missing = _missing_from_sums(run, rows)
+        if missing.beyond_rounding:
+            found = _of_others(run)
+        if found is None and missing.beyond_tolerance:
+            run.reverse.odd = run.reverse.odd or Cotangent(rows.sum, "with one number that is not zero")
+    return found
 
 
 def _of_others(run: CheckRun) -> _Spread | None:
@@ -132,6 +138,8 @@ class _Rows(NamedTuple):
     chosen: list[int]
     gradients: list[Tensor]
     spread: _Spread | None
+    sum: Tensor
+    """Of the cotangents."""
 
 
 def _repeated(run: CheckRun, rows: Sequence[int]) -> _Rows:
@@ -151,14 +159,16 @@ def _repeated(run: CheckRun, rows: Sequence[int]) -> _Rows:
         if found is not None and (worst is None or found.size > worst.size):
             output = run.problem.outputs.label(row, run.problem.output_names)
             worst = found._replace(where=f"d {output} / d {found.where}")
-    return _Rows(chosen, gradients, worst)
+    together = torch.zeros(height, dtype=torch.float64)
+    together[chosen] = 1.0
+    return _Rows(chosen, gradients, worst, together)
 
 
 def _all_but_two(run: CheckRun) -> list[int]:
     """The rows that are repeated, within torch's number of pullbacks.
 
     The two that are not are those where most cotangents have numbers other than zero, so that each of these
-    has a relation to the others (`_of_one_map`).
+    has a relation to the others (`_missing_from_sums`).
     """
     random = run.reverse.cotangents
     busy = np.flatnonzero((random != 0).sum(0) >= min(3, len(random)))
@@ -166,18 +176,33 @@ def _all_but_two(run: CheckRun) -> list[int]:
     return [row for row in range(random.shape[1]) if row not in left_out]
 
 
-def _of_one_map(run: CheckRun, rows: _Rows) -> bool:
-    """Whether all pullbacks can be those of one linear map, to rounding: what adds up to zero gives zero."""
-    units = [unit(run.problem.outputs.size, row).numpy() for row in rows.chosen]
-    vectors = np.stack([*run.reverse.cotangents, *units])
-    images = np.stack([*run.reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)])
+class _Missing(NamedTuple):
+    """Whether what adds up to zero gives something else than zero, by more than its rounding error allows."""
+
+    beyond_rounding: bool
+    beyond_tolerance: bool
+    """By more than the tolerance: these are not the pullbacks of one linear map."""
+
+
+def _missing_from_sums(run: CheckRun, rows: _Rows) -> _Missing:
+    """Whether all pullbacks can be those of one linear map."""
+    reverse, height = run.reverse, run.problem.outputs.size
+    vectors = [*reverse.cotangents, *(unit(height, row).numpy() for row in rows.chosen)]
+    images = [*reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)]
+    if len(vectors) <= height:  # nothing adds up to zero yet; torch pulls every row back, so one more may be
+        rest = torch.from_numpy(vectors[0]) - rows.sum
+        vectors.append(rest.numpy())
+        images.append(reverse.pull_coordinates(rest).numpy())
     # Few vectors of many numbers: their triangular factor has the same sums, and is small.
-    _, triangular = np.linalg.qr(vectors.T)
+    _, triangular = np.linalg.qr(np.stack(vectors).T)
     left, sizes, _ = np.linalg.svd(triangular.T)
     sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
     with np.errstate(all="ignore"):
-        off, size = abs(sums_to_zero @ images), abs(sums_to_zero) @ abs(images)
-    return not (off > constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * size.max(initial=0.0)).any()
+        off, size = abs(sums_to_zero @ np.stack(images)), abs(sums_to_zero) @ abs(np.stack(images))
+    beyond_rounding = off > constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * size.max(initial=0.0)
+    missing, nothing = torch.from_numpy(off), torch.zeros(off.shape, dtype=torch.float64)
+    linear = run.problem.low_precision or run.close(missing, nothing, torch.from_numpy(size))
+    return _Missing(bool(beyond_rounding.any()), not linear)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from covector._chart import one_number, real_ones
 from covector.errors import first_sentence
 from covector.verify.finding import Finding, failed, passed
 from covector.verify.run import CheckRun
-from covector.verify.vectors import normal
+from covector.verify.vectors import normal, uneven
 
 
 class _Part(NamedTuple):
@@ -35,9 +35,10 @@ def forward_linearity(run: CheckRun) -> Finding:
 def _parts_of_a_tangent(run: CheckRun) -> tuple[list[_Part], Tensor, Tensor]:
     """Tangents as programs send them, the image of their sum, which is known, and its size.
 
-    A rule of the user's may treat some in a way of its own: ones, large and tiny ones, and those that are
-    zero but for one number. Of the last kind are the columns of the Jacobian, if these were computed. (An
-    expanded tangent reaches a rule only with an expanded input: torch lays a tangent out as its primal.)
+    A rule of the user's may treat some in a way of its own: ones, tiny ones, large ones with numbers of many
+    sizes and zeros, and those that are zero but for one number. Of the last kind are the columns of the
+    Jacobian, if these were computed. (An expanded tangent reaches a rule only with an expanded input: torch
+    lays a tangent out as its primal.)
     """
     forward, chart = run.forward, run.problem.inputs
     tangent, image, size = map(torch.from_numpy, forward.sum_of_pushes())
@@ -50,7 +51,8 @@ def _parts_of_a_tangent(run: CheckRun) -> tuple[list[_Part], Tensor, Tensor]:
         single = one_number(chart, 1 + run.options.seed % (chart.size - 1))
         parts.append(_Part(single, 1.0, "with one number that is not zero"))
         rest = rest - single
-    return [*parts, _Part(rest / 2, large), _Part(rest / 2, tiny)], image, size
+    part = 2 * rest * uneven(chart.size, run.options.seed)
+    return [*parts, _Part(part, large, "with numbers of many sizes"), _Part(rest - part, tiny)], image, size
 
 
 def _pushed(run: CheckRun, part: _Part) -> Tensor:

@@ -70,7 +70,7 @@ def unit(size: int, index: int) -> Tensor:
 
 
 @_kept
-def _uneven(size: int, seed: int) -> Tensor:
+def uneven(size: int, seed: int) -> Tensor:
     """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
     generator = np.random.default_rng(seed)
     powers = np.where(generator.random(size) < _ONES, 0.0, generator.integers(-10, -3, size))
@@ -185,11 +185,11 @@ def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tu
         return ()
     if chart.size == 1:  # every cotangent is a multiple of every other
         return (Cotangent(even, "", factor=large, recorded=True, part=True),)
-    uneven = _uneven(chart.size, seed) * -even
+    varied = uneven(chart.size, seed) * -even
     # The first number stays where it is in every order of memory.
     single = one_number(chart, 1 + seed % (chart.size - 1))
     return (
         Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True),
-        Cotangent(uneven, "with numbers of many sizes, and zeros", factor=large, recorded=True, part=True),
+        Cotangent(varied, "with numbers of many sizes, and zeros", factor=large, recorded=True, part=True),
         Cotangent(single, "with one number that is not zero", reordered=True),
     )
