@@ -55,9 +55,10 @@ class Chart(NamedTuple):
 
     def point(self, tensors: Sequence[Tensor]) -> Tensor:
         """The coordinates of the tensors that the chart was made around."""
-        bare = [tensor if type(tensor) in PLAIN else plain(tensor) for tensor in tensors]
-        pairs = zip(self.places, bare, strict=True)
-        return self.to_coords([place.values(tensor.detach()) for place, tensor in pairs])
+        pairs = zip(self.places, tensors, strict=True)
+        return self.to_coords(
+            [place.values((t if type(t) in PLAIN else plain(t)).detach()) for place, t in pairs]
+        )
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Chart:
