@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from covector.verify.vectors import Cotangent, unit
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.
 _RUNS = 5
+
+# Of vectors of many numbers, so many are taken at once.
+_PIECE = 1 << 16
 
 
 class _Spread(NamedTuple):
@@ -51,6 +55,7 @@ def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
     reverse = run.reverse
     first, small = reverse.pulled_coordinates, reverse.shrunk
     if torch.equal(small, first):
+        reverse.shrunk = first  # one of them is enough
         return None
     # Either the small cotangent gives another gradient, or another run does. What is off at every other run
     # is off in one of two that follow each other; what was off once, for the small one, is right now.
@@ -68,15 +73,25 @@ def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
             return None
         _pull_again(run, 2)  # what a look found may be a matter of the run
         return _of_cotangent(run, run.reverse.repeated)
-    rows = _repeated(run, _all_but_two(run))
+    reverse, height = run.reverse, run.problem.outputs.size
+    chosen = _chosen(height, _busy(reverse.cotangents))
+    # Up to so many, nothing adds up to zero; torch pulls every row back, so one more may be.
+    one_more = len(reverse.cotangents) + len(chosen) <= height
+    sums = _Sums(_sums_to_zero(reverse.cotangents, chosen, one_more=one_more), run.problem.inputs.size)
+    for image in reverse.mixed:
+        sums.add(image)
+    spread = _repeated(run, chosen, sums.add)
     _pull_again(run, 1)
-    found = rows.spread or _of_cotangent(run, run.reverse.repeated)
+    found = spread or _of_cotangent(run, reverse.repeated)
     if found is None:
-        missing = _missing_from_sums(run, rows)
-        if missing.beyond_rounding:
+        together = torch.zeros(height, dtype=torch.float64)
+        together[chosen] = 1.0
+        if one_more:
+            sums.add(reverse.pull_coordinates(torch.from_numpy(reverse.cotangents[0]) - together).numpy())
+        if sums.beyond_rounding(run):
             found = _of_others(run)
-        if found is None and missing.beyond_tolerance:
-            run.reverse.odd = run.reverse.odd or Cotangent(rows.sum, "with one number that is not zero")
+        if found is None and sums.beyond_tolerance(run):
+            reverse.odd = reverse.odd or Cotangent(together, "with one number that is not zero")
     return found
 
 
@@ -99,12 +114,14 @@ def _pull_again(run: CheckRun, times: int) -> None:
 
 def _of_cotangent(run: CheckRun, gradients: list[Tensor]) -> _Spread | None:
     """How far gradients of one cotangent are apart; None if they are the same."""
-    off = torch.stack([_difference(a, b) for a in gradients for b in gradients[1:]]).amax(0)
-    if not off.any():
+    pairs = [(a, b) for a, b in combinations(gradients, 2) if not torch.equal(a, b)]
+    differences = (_difference(a, b) for a, b in pairs)  # one at a time: each may be large
+    size, at = max(((float(off.max()), int(off.argmax())) for off in differences), default=(0.0, 0))
+    if size == 0:
         return None
-    where = run.problem.inputs.label(int(off.argmax()), run.problem.input_names)
+    where = run.problem.inputs.label(at, run.problem.input_names)
     runs = f"{_count(len(gradients))} runs of the backward on the same cotangent"
-    return _Spread(float(off.max()), where, runs)
+    return _Spread(size, where, runs)
 
 
 def _count(number: int) -> str:
@@ -129,80 +146,84 @@ def _of_products(run: CheckRun) -> _Spread | None:
 
 def _of_rows(run: CheckRun) -> _Spread | None:
     """How far two runs of the backward are apart in some rows of the Jacobian."""
-    return _repeated(run, range(run.problem.outputs.size)).spread
+    return _repeated(run, _chosen(run.problem.outputs.size), lambda _: None)
 
 
-class _Rows(NamedTuple):
-    """Rows of the Jacobian that were pulled back twice: which, the gradients, and how far they are apart."""
-
-    chosen: list[int]
-    gradients: list[Tensor]
-    spread: _Spread | None
-    sum: Tensor
-    """Of the cotangents."""
-
-
-def _repeated(run: CheckRun, rows: Sequence[int]) -> _Rows:
-    """Pull some of these rows back, each of them two times, one after the other.
+def _repeated(run: CheckRun, rows: Sequence[int], use: Callable[[np.ndarray], None]) -> _Spread | None:
+    """How far gradients are apart if these rows are pulled back two times, one after the other.
 
     Whatever the period of a fault is, it does not hit two runs that follow each other. What changes once is
-    seen in the random cotangent, which is pulled back before and after.
+    seen in the random cotangent, which is pulled back before and after. None of the gradients is kept.
     """
     height, worst = run.problem.outputs.size, None
-    count = min(len(rows), constants.REPEATED_ROWS)
-    chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, count).round().astype(int)]
-    gradients = []
-    for row in chosen:
+    for row in rows:
         pulled = [run.reverse.pull_coordinates(unit(height, row)) for _ in range(2)]
-        gradients.append(pulled[0])
+        use(pulled[0].numpy())
         found = _of_cotangent(run, pulled)
         if found is not None and (worst is None or found.size > worst.size):
             output = run.problem.outputs.label(row, run.problem.output_names)
             worst = found._replace(where=f"d {output} / d {found.where}")
-    together = torch.zeros(height, dtype=torch.float64)
-    together[chosen] = 1.0
-    return _Rows(chosen, gradients, worst, together)
+    return worst
 
 
-def _all_but_two(run: CheckRun) -> list[int]:
-    """The rows that are repeated, within torch's number of pullbacks.
+def _chosen(height: int, left_out: Sequence[int] = ()) -> list[int]:
+    """Some of so many rows, but for those that are left out, which are in order."""
+    rest = height - len(left_out)
+    positions = np.linspace(0, rest - 1, min(rest, constants.REPEATED_ROWS)).round().astype(int)
+    for row in left_out:
+        positions[positions >= row] += 1
+    return positions.tolist()
 
-    The two that are not are those where most cotangents have numbers other than zero, so that each of these
-    has a relation to the others (`_missing_from_sums`).
+
+def _busy(cotangents: np.ndarray) -> list[int]:
+    """The two rows that are not repeated, so as to stay within torch's number of pullbacks.
+
+    They are those where most cotangents have numbers other than zero, so that each of these has a relation
+    to the others.
     """
-    random = run.reverse.cotangents
-    busy = np.flatnonzero((random != 0).sum(0) >= min(3, len(random)))
-    left_out = {*busy[:1], *busy[-1:]}
-    return [row for row in range(random.shape[1]) if row not in left_out]
+    busy = np.flatnonzero(np.count_nonzero(cotangents, axis=0) >= min(3, len(cotangents)))
+    return sorted({*busy[:1].tolist(), *busy[-1:].tolist()})
 
 
-class _Missing(NamedTuple):
-    """Whether what adds up to zero gives something else than zero, by more than its rounding error allows."""
+def _sums_to_zero(cotangents: np.ndarray, rows: Sequence[int], *, one_more: bool) -> np.ndarray:
+    """The coefficients with which the cotangents and these unit vectors add up to zero.
 
-    beyond_rounding: bool
-    beyond_tolerance: bool
-    """By more than the tolerance: these are not the pullbacks of one linear map."""
-
-
-def _missing_from_sums(run: CheckRun, rows: _Rows) -> _Missing:
-    """Whether all pullbacks can be those of one linear map."""
-    reverse, height = run.reverse, run.problem.outputs.size
-    vectors = [*reverse.cotangents, *(unit(height, row).numpy() for row in rows.chosen)]
-    images = [*reverse.mixed, *(gradient.numpy() for gradient in rows.gradients)]
-    if len(vectors) <= height:  # nothing adds up to zero yet; torch pulls every row back, so one more may be
-        rest = torch.from_numpy(vectors[0]) - rows.sum
-        vectors.append(rest.numpy())
-        images.append(reverse.pull_coordinates(rest).numpy())
-    # Few vectors of many numbers: their triangular factor has the same sums, and is small.
-    _, triangular = np.linalg.qr(np.stack(vectors).T)
+    With one more vector: the first cotangent without the unit vectors.
+    """
+    triangular = np.zeros((0, len(cotangents) + len(rows) + one_more))
+    # Few vectors of many numbers: their triangular factor has the same sums, and is made piece by piece.
+    for start in range(0, cotangents.shape[1], _PIECE):
+        part = cotangents[:, start : start + _PIECE].T
+        units = np.arange(start, start + len(part))[:, None] == np.array(rows, dtype=int)
+        rest = part[:, :1] - units.sum(1, keepdims=True) if one_more else part[:, :0]
+        _, triangular = np.linalg.qr(np.concatenate([triangular, np.hstack([part, units, rest])]))
     left, sizes, _ = np.linalg.svd(triangular.T)
-    sums_to_zero = left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
-    with np.errstate(all="ignore"):
-        off, size = abs(sums_to_zero @ np.stack(images)), abs(sums_to_zero) @ abs(np.stack(images))
-    beyond_rounding = off > constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * size.max(initial=0.0)
-    missing, nothing = torch.from_numpy(off), torch.zeros(off.shape, dtype=torch.float64)
-    linear = run.problem.low_precision or run.close(missing, nothing, torch.from_numpy(size))
-    return _Missing(bool(beyond_rounding.any()), not linear)
+    return left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
+
+
+class _Sums:
+    """What pullbacks of vectors that add up to zero add up to: of one linear map, zero."""
+
+    def __init__(self, coefficients: np.ndarray, width: int) -> None:
+        self._next = iter(coefficients.T[:, :, None])
+        self._off, self._size = np.zeros((2, len(coefficients), width))
+
+    def add(self, image: np.ndarray) -> None:
+        """The pullback of the next vector."""
+        with np.errstate(all="ignore"):
+            term = next(self._next) * image
+            self._off += term
+            self._size += np.abs(term, out=term)
+
+    def beyond_rounding(self, run: CheckRun) -> bool:
+        """Whether a sum is off by more than its rounding error."""
+        allowed = constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * self._size.max(initial=0.0)
+        return bool((abs(self._off) > allowed).any())
+
+    def beyond_tolerance(self, run: CheckRun) -> bool:
+        """Whether a sum is off by more than the tolerance: these are not the pullbacks of one linear map."""
+        off, size = torch.from_numpy(self._off), torch.from_numpy(self._size)
+        return not (run.problem.low_precision or run.close(off, torch.zeros_like(off), size))
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
