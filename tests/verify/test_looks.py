@@ -145,7 +145,7 @@ def test_the_cells_of_an_alignment_are_owned_by_the_columns_of_its_group():
     comparison = examiner(lambda x, w: x @ w, drawn(5, 4), drawn(4, 7))
     for look in axes(comparison.numeric, 0):
         steps = look.steps(comparison.numeric, 1.0)
-        differences = look.differences(comparison.numeric, steps)
+        differences = look.differences(comparison.numeric, 1.0)
         assert look.cells(comparison.analytic.cotangents, differences).shape[1:] == look.groups.shape
         assert np.abs(comparison.off(look, steps, differences)).max() < 1e-12
 

@@ -6,7 +6,8 @@ Each answers the same questions: what are v^T A for some cotangents v (`mixed`),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ class Analytic(Protocol):
 
     @property
     def sensitivity(self) -> np.ndarray:
-        """How far the products move with each coordinate of the point, as far as that is known: a copy."""
+        """Products that tell how far they move with each coordinate, as far as that is known: some rows."""
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """The products v^T A u for some directions u: cotangent, direction."""
@@ -58,6 +59,7 @@ class _QuietMap(LinearMap):
     """A map of a problem: that a batch became a loop is remembered, not warned about."""
 
     _refuses_draws = False
+    _held: Callable[[], np.ndarray | None] = staticmethod(lambda: None)
 
     def __init__(self, problem: Problem, seed: int = 0, *, varied: bool = True) -> None:
         super().__init__(problem.caller)
@@ -83,8 +85,12 @@ class _QuietMap(LinearMap):
 
     @property
     def cotangents(self) -> np.ndarray:
-        """The random cotangents, a row for each."""
-        return self.random.rows.numpy()
+        """The random cotangents, a row for each: many are drawn anew, unless somebody holds them."""
+        held = self._held()
+        if held is None:
+            held = self.random.rows.numpy()
+            self._held = weakref.ref(held)
+        return held
 
     @property
     def chunk(self) -> int:
@@ -185,12 +191,15 @@ class ReverseMap(_QuietMap):
         first = self.pulled_coordinates
         # A copy: a backward may have written to the one that it was given.
         again = self.scaled_back(self.pull(self.sent))
-        self.repeated = [*(self.repeated or [first]), again]
+        # Of those that are the same, one is enough.
+        self.repeated = [*(self.repeated or [first]), first if torch.equal(first, again) else again]
 
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
-        return stacked([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)]).numpy()
+        mixed = stacked([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)])
+        self.pulled_coordinates = mixed[0]
+        return mixed.numpy()
 
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
@@ -212,8 +221,8 @@ class ReverseMap(_QuietMap):
 
     @property
     def sensitivity(self) -> np.ndarray:
-        """The largest of the products by each coordinate."""
-        return abs(self.mixed[0]) if len(self.mixed) == 1 else abs(self.mixed).max(0)
+        """The products."""
+        return self.mixed
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
@@ -346,7 +355,7 @@ class ForwardMap(_QuietMap):
     @property
     def sensitivity(self) -> np.ndarray:
         """Not known without a push along each coordinate."""
-        return np.zeros(self.problem.inputs.size)
+        return np.broadcast_to(0.0, (1, self.problem.inputs.size))
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
@@ -429,7 +438,7 @@ class ZeroMap(_QuietMap):
     @property
     def sensitivity(self) -> np.ndarray:
         """Zero."""
-        return np.zeros(self.problem.inputs.size)
+        return np.broadcast_to(0.0, (1, self.problem.inputs.size))
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """Zero."""

@@ -74,12 +74,12 @@ class _Decision:
 
     def _cleared(self, suspects: Suspects) -> bool:
         look = suspects.look
-        if look.groups.shape[1] == 1:
+        if look.width == 1:
             columns, steps = look.groups[:, 0], suspects.steps[:, 0]
             return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
         if not look.shared and self._owners_explain(suspects):
             return True
-        halving = constants.EXTRA_RUNS + 4 * look.groups.shape[1].bit_length()
+        halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
         if look.guessed or self._record.failed or self._examiner.hides(suspects) or halving > 2 * look.size:
             return False
         return self._parts_agree(suspects)

@@ -67,14 +67,39 @@ class Examiner:
         """
         found, visible = [], 0.0
         for part, length, which in self._parts(look):
-            steps = part.steps(self.numeric, length)
-            differences = part.differences(self.numeric, steps)
-            noise = self.noise(part)
-            with np.errstate(all="ignore"):
-                visible = max(visible, float((noise / part.least(steps)).max(where=which, initial=0.0)))
-            found.append(self._suspicious(part, steps, differences, noise, which))
-            del noise, differences, steps
+            differences = part.differences(self.numeric, length)
+            suspects, shown = self._compare(part, length, differences, which)
+            found.append(suspects)
+            visible = max(visible, shown)
+            del differences
         return _joined(found), visible + look.share * self.tol.atol
+
+    def _compare(
+        self, look: Look, length: float, differences: np.ndarray, which: Cells
+    ) -> tuple[Suspects | None, float]:
+        """What disagrees of a look, and the smallest error that would have shown.
+
+        Piece by piece first: there may be no memory for many cells, and most derivatives are right.
+        """
+        least = np.min([piece.least(piece.steps(self.numeric, length)) for piece in look.pieces()], axis=0)
+        visible, start, agree = 0.0, 0, True
+        held = self.analytic.cotangents  # or every piece would draw them anew
+        for piece in look.pieces():
+            noise = self.noise(piece)
+            some = which if which is True else which[:, start : start + noise.shape[1]]
+            start += noise.shape[1]
+            with np.errstate(all="ignore"):
+                visible = max(visible, float((noise / least).max(where=some, initial=0.0)))
+            steps = piece.steps(self.numeric, length)
+            suspects = self._suspicious(piece, steps, differences, noise, some, least=least)
+            if piece is look:
+                return suspects, visible
+            agree = agree and suspects is None
+        del held
+        if agree:
+            return None, visible
+        steps = look.steps(self.numeric, length)
+        return self._suspicious(look, steps, differences, self.noise(look), which), visible
 
     def _parts(self, look: Look) -> Iterator[tuple[Look, float, Cells]]:
         """What is differenced at once: some groups, the length of a step, and its cells."""
@@ -90,7 +115,7 @@ class Examiner:
 
     def doubled(self, suspects: Suspects) -> Suspects | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst group first."""
-        alone = suspects.look.groups.size == 1  # a judge costs little more
+        alone = suspects.look.weights.size == 1  # a judge costs little more
         if alone or self.hides(suspects) or self._gross(suspects):
             return suspects
         worst = suspects.part(slice(0, 1))
@@ -107,7 +132,7 @@ class Examiner:
     def _twice_as_far(self, suspects: Suspects) -> np.ndarray:
         """Half the differences with doubled steps."""
         self.numeric.limit += 2 * len(suspects)
-        return suspects.look.differences(self.numeric, 2 * suspects.steps) / 2
+        return suspects.look.differences_along(self.numeric, 2 * suspects.steps) / 2
 
     def _extrapolated(self, suspects: Suspects, far: np.ndarray) -> Suspects | None:
         """What still disagrees once the leading truncation error is removed."""
@@ -147,13 +172,17 @@ class Examiner:
 
         Where none does, it is the usual one. Of many groups all have one length: another costs runs of each.
         """
+        longer, pulled = look.lengths(self.numeric.eps), self.analytic.sensitivity
+        held = self.analytic.cotangents  # behind the pullback, which takes memory of its own
+        shortest = next(longer)
         with np.errstate(all="ignore"):
             # A little more, for the rounding of steps.
-            needed = 1.001 * self.noise(look) / (0.5 * self.tol.atol * look.least_wanted(self.numeric))
-        most, longer = needed.max(), look.lengths(self.numeric.eps)
-        if most <= (shortest := next(longer)):
-            return [(shortest, True)]
-        lengths = [shortest, *longer]
+            unit = 0.5 / 1.001 * self.tol.atol * look.least_wanted(self.numeric)
+            if all((self.noise(piece) / unit).max() <= shortest for piece in look.pieces()):
+                return [(shortest, True)]
+            needed = self.noise(look) / unit
+        del pulled, held
+        lengths, most = [shortest, *longer], needed.max()
         if needed.size == 1 and most <= lengths[-1]:  # no longer than need be: fewer kinks are crossed
             return [(float(most), True)]
         if len(look) > 1 or needed.size == 1 or self.numeric.columns_are_cheap:
@@ -169,12 +198,15 @@ class Examiner:
         noise: np.ndarray,
         which: Cells,
         plain: np.ndarray | None = None,
+        least: np.ndarray | None = None,
     ) -> Suspects | None:
         """The groups that are off beyond their noise by more than a share of what an entry is allowed.
 
-        `which` says which cells of each group are looked at.
+        `which` says which cells of each group are looked at; `least` is the smallest step of each, of all of
+        its columns.
         """
-        off, allowed = self.off(look, steps, differences), self.tol.atol * look.least(steps)
+        off = self.off(look, steps, differences)
+        allowed = self.tol.atol * (look.least(steps) if least is None else least)
         np.abs(off, off)
         hidden = ~(noise <= 0.5 * allowed)
         plain = differences if plain is None else plain
@@ -205,11 +237,11 @@ def _joined(parts: Sequence[Suspects | None]) -> Suspects | None:
     some = [part for part in parts if part is not None]
     if len(some) <= 1:
         return some[0] if some else None
-    groups, weights = (
+    columns, weights = (
         np.concatenate([getattr(part.look, name) for part in some]) for name in ("groups", "weights")
     )
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in some]) for name in _BY_GROUP
     }
-    joined = replace(some[0], look=replace(some[0].look, groups=groups, weights=weights), **arrays)
+    joined = replace(some[0], look=replace(some[0].look, columns=columns, weights=weights), **arrays)
     return joined.part(np.argsort(-joined.excess, kind="stable"))

@@ -16,20 +16,27 @@ each look a wrong entry disturbs some cell by at least its own error times the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
 import numpy as np
+import torch
 
-from covector._chart import AnyPlace, Chart, Sampled
+from covector._chart import AnyPlace, Chart, Place, Sampled
 from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
-from covector.verify.steps import steps_made
+from covector.verify.steps import ALL, Columns, steps_made
 from covector.verify.vectors import weights
+
+# So many columns are looked at at once, where each cell has its own.
+_PIECE = 1 << 16
+
+# Some coordinates of the outputs.
+Rows = slice | np.ndarray
 
 # Axes[i] says which axis of each output axis i of the input is aligned with.
 Axes = dict[int, tuple[int, ...]]
@@ -40,8 +47,8 @@ class Look:
     """Groups of columns, the step of each column in its group, and how an answer is gathered into cells."""
 
     name: str
-    groups: np.ndarray
-    """The columns that are moved together, a row for each group."""
+    columns: np.ndarray | None
+    """Those that are moved together, a row for each group; None: all of them in their order."""
     weights: np.ndarray
     """Of each column in its group, in units of the step of the column."""
     size: int
@@ -52,14 +59,30 @@ class Look:
     """How many columns of a group own each cell: one of each input, if all are moved together."""
     guessed: bool = False
     """Whether the owners are a guess that nothing supports yet: where many cells disagree, it is wrong."""
+    outputs: tuple[AnyPlace, ...] | None = None
+    """Those of which element k is gathered into cell k, if that is what cells are."""
+    rows: Rows = field(default_factory=lambda: ALL)
+    """The coordinates of the outputs that are gathered."""
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.weights)
+
+    @property
+    def width(self) -> int:
+        """How many columns are moved together."""
+        return self.weights.shape[1]
+
+    @lazy
+    def groups(self) -> np.ndarray:
+        """The columns that are moved together, a row for each group."""
+        if self.columns is not None:
+            return self.columns
+        return np.broadcast_to(_columns(self.size), self.weights.shape)
 
     @property
     def shared(self) -> bool:
         """Whether one cell belongs to all columns, which then move together."""
-        return self.gathered is None and self.groups.shape[1] > 1
+        return self.gathered is None and self.width > 1
 
     @property
     def share(self) -> float:
@@ -72,57 +95,94 @@ class Look:
         Where columns share a cell, what they are added up to inside the function moves as far as one column
         that moves by the norm of all steps: with that norm, as few kinks are crossed.
         """
-        length = self.groups.shape[1] ** -0.5 if self.shared else 1.0
+        length = self.width**-0.5 if self.shared else 1.0
         yield length
         while (length := length * constants.NEXT_LENGTH) * eps <= constants.LONGEST_STEP:
             yield length
 
-    @lazy
-    def _in_order(self) -> bool:
-        """Whether there is one group, of all columns in their order."""
-        return self.groups.shape == (1, self.size) and bool((self.groups[:, 1:] > self.groups[:, :-1]).all())
-
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the groups."""
-        return replace(self, groups=self.groups[some], weights=self.weights[some])
+        columns = None if self.columns is None else self.columns[some]
+        return replace(self, columns=columns, weights=self.weights[some])
+
+    def pieces(self) -> Iterator[Look]:
+        """The same with fewer cells at a time, where each belongs to an element: there may be many."""
+        elements = self.size // self.owners
+        if self.outputs is None or elements <= _PIECE:
+            yield self
+            return
+        owned = (self.owners, elements)
+        for start in range(0, elements, _PIECE):
+            span = slice(start, min(start + _PIECE, elements))
+            if self.columns is None:
+                columns = np.arange(self.owners)[:, None] * elements + np.arange(span.start, span.stop)
+            else:
+                columns = self.columns.reshape(owned)[:, span]
+            weights = self.weights.reshape(owned)[:, span]
+            outputs, rows = _cut(self.outputs, span)
+            yield replace(
+                self,
+                columns=columns.reshape(1, -1),
+                weights=weights.reshape(1, -1),
+                gathered=partial(_summed_along, {0: (0,) * len(outputs)}, outputs),
+                outputs=outputs,
+                rows=rows,
+            )
 
     def _by_group(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers of all columns, for the columns of each group."""
-        if self.shared:
-            return numbers[None] if len(self) == 1 else np.broadcast_to(numbers, self.groups.shape)
-        if len(self) == 1 and self._in_order:  # of many columns: no copy
-            return numbers[..., None, :]
-        return numbers[..., self.groups]
+        if self.columns is not None:
+            return numbers[..., self.columns]
+        # There may be many: no copy.
+        return np.broadcast_to(numbers[..., None, :], (*numbers.shape[:-1], *self.weights.shape))
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
-        if self.groups.shape[1] == 1 and length == 1:
+        if self.width == 1 and length == 1:
             return self._by_group(numeric.steps.array(numeric.eps))
-        return steps_made(self._by_group(numeric.problem.point), self._wanted(numeric, length))
+        steps = np.empty(self.weights.shape)
+        for span in self._spans():
+            wanted, columns = self._wanted(numeric, length, span)
+            steps[:, span] = steps_made(numeric.problem.point[columns], wanted)
+        return steps
 
-    def _wanted(self, numeric: Numeric, length: float) -> np.ndarray:
-        return self._by_group(numeric.steps.wanted(numeric.eps * length)) * self.weights
+    def _wanted(self, numeric: Numeric, length: float, span: slice) -> tuple[np.ndarray, Columns]:
+        """Of some columns of each group, the steps before rounding; and which these are."""
+        columns = span if self.columns is None else self.columns[:, span]
+        return numeric.steps.wanted(numeric.eps * length, columns) * self.weights[:, span], columns
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
         """The smallest step of each group, of length one and before rounding."""
-        return self.least(self._wanted(numeric, 1.0))
+        wanted = (self._wanted(numeric, 1.0, span)[0] for span in self._spans())
+        return np.min([abs(steps).min(1, keepdims=True) for steps in wanted], axis=0)
+
+    def _spans(self) -> Iterator[slice]:
+        """Some columns at a time: there may be many, and little memory beside them."""
+        return (slice(start, start + _PIECE) for start in range(0, self.width, _PIECE))
 
     def moves(self, steps: np.ndarray) -> np.ndarray:
         """The moves of all coordinates, a row for each group."""
-        if self.shared or self._in_order:
+        if self.columns is None:
             return steps
         moves = np.zeros((len(self), self.size))
         moves[np.arange(len(self))[:, None], self.groups] = steps
         return moves
 
-    def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
-        """The differences of the outputs, a row for each group."""
-        if self.groups.shape[1] == 1:
+    def differences(self, numeric: Numeric, length: float) -> np.ndarray:
+        """The differences of the outputs with steps of a length, a row for each group."""
+        if len(self) == 1 and self.width > 1:
+            return numeric.difference(lambda: self.moves(self.steps(numeric, length))[0])
+        return self.differences_along(numeric, self.steps(numeric, length))
+
+    def differences_along(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
+        """The same with these steps."""
+        if self.width == 1:
             return numeric.singly(self.groups[:, 0], steps[:, 0])
         return numeric.differences(self.moves(steps))
 
     def cells(self, cotangents: np.ndarray, differences: np.ndarray) -> np.ndarray:
         """Differences as cells: cotangent, group, cell."""
+        cotangents, differences = cotangents[:, self.rows], differences[:, self.rows]
         if self.gathered is None:
             return (cotangents @ differences.T)[:, :, None]
         mixed = cotangents[:, None] * differences
@@ -149,16 +209,16 @@ class Look:
         """The rounding error of the cells, as a standard deviation: of the outputs and of the points."""
         problem = numeric.problem
         with np.errstate(all="ignore"):  # in place: there may be many numbers
-            squares = numeric.noise
-            squares *= analytic.cotangents[0]
+            squares = numeric.noise_of(self.rows)
+            squares *= analytic.cotangents[0, self.rows]
             squares *= squares
             if self.gathered is None:
                 squares = squares.sum(keepdims=True)
             of_outputs = squares if self.gathered is None else self.gathered(squares[None])[0]
-            moved = analytic.sensitivity
-            moved *= problem.point
+            moved = abs(self._by_group(analytic.sensitivity))
+            moved = moved[0] if len(moved) == 1 else moved.max(0)
+            moved *= self._by_group(problem.point)
             moved *= moved
-            moved = self._by_group(moved)
             moved = moved.sum(1, keepdims=True) if self.shared else self._by_owner(moved)
             # Of x + s and x - s only the first is exact.
             of_points = np.sqrt(moved, out=moved)
@@ -168,7 +228,20 @@ class Look:
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step of each group: a wrong entry may belong to any of its columns."""
-        return abs(steps).min(1, keepdims=True)
+        return np.min([abs(steps[:, span]).min(1, keepdims=True) for span in self._spans()], axis=0)
+
+
+def _cut(outputs: Sequence[AnyPlace], span: slice) -> tuple[tuple[AnyPlace, ...], Rows]:
+    """Of these outputs some elements, as if there were no others; and which coordinates these are."""
+    places: list[AnyPlace] = []
+    rows = []
+    for place in outputs:
+        parts = (place.stop - place.start) // prod(place.shape)
+        rows.append(slice(place.start + parts * span.start, place.start + parts * span.stop))
+        start = places[-1].stop if places else 0
+        count = span.stop - span.start
+        places.append(Place(torch.Size([count]), place.dtype, place.device, start, start + parts * count))
+    return tuple(places), rows[0] if len(rows) == 1 else np.r_[tuple(rows)]
 
 
 def singles(size: int) -> Look:
@@ -179,7 +252,7 @@ def singles(size: int) -> Look:
 def signs(size: int, count: int, seed: int) -> Look:
     """All columns at once, along random directions."""
     along = _drawn(count * size, seed).reshape(count, size)
-    return Look("signs", np.tile(_columns(size), (count, 1)), along, size)
+    return Look("signs", None, along, size)
 
 
 def _columns(size: int) -> np.ndarray:
@@ -214,12 +287,11 @@ def elementwise(problem: Problem, seed: int) -> Look | None:
     size, elements = problem.inputs.size, prod(shape)
     # By the owners of an element: one column of each input, two of a complex one, which stand side by side.
     by_owner = (len(inputs), elements, -1)
-    groups, drawn = (
-        columns.reshape(by_owner).transpose(0, 2, 1).reshape(1, -1)
-        for columns in (_columns(size), _drawn(size, seed))
-    )
+    drawn, columns = _drawn(size, seed).reshape(by_owner).transpose(0, 2, 1).reshape(1, -1), None
+    if inputs[0].dtype.is_complex:
+        columns = _columns(size).reshape(by_owner).transpose(0, 2, 1).reshape(1, -1)
     gathered = partial(_summed_along, aligned, outputs)
-    return Look("elementwise", groups, drawn, size, gathered, size // elements, guessed=True)
+    return Look("elementwise", columns, drawn, size, gathered, size // elements, True, outputs)
 
 
 def may_align(problem: Problem) -> bool:

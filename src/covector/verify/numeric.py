@@ -69,7 +69,11 @@ class Numeric:
     @property
     def noise(self) -> np.ndarray:
         """The rounding error of each output, as a standard deviation: a unit in the last place. A copy."""
-        size = abs(self.problem.value)
+        return self.noise_of(slice(None))
+
+    def noise_of(self, rows: slice | np.ndarray) -> np.ndarray:
+        """The same of some outputs."""
+        size = abs(self.problem.value[rows])
         size[~np.isfinite(size)] = 0.0
         size *= self.problem.rounding
         return size
@@ -126,7 +130,7 @@ class Numeric:
         self,
         point: np.ndarray,
         shift: Shift | None = None,
-        use: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
+        use: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> np.ndarray:
         """The outputs at one point; NaN if the function raises there, which is outside of its domain."""
         try:
@@ -186,15 +190,20 @@ class Numeric:
     def differences(self, moves: np.ndarray) -> np.ndarray:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
         here = self.problem.point
-        if len(moves) == 1:  # of all columns, it may be: no point in memory but the leaves
-            self._take(2)
-            plus = self.single(here, Shift(np.add, moves[0]))
-            return self.single(here, Shift(np.subtract, moves[0]), partial(_halved, plus))[None]
+        if len(moves) == 1:
+            return self.difference(lambda: moves[0])
         points = np.empty((2 * len(moves), here.size))
         np.add(here, moves, out=points[: len(moves)])
         np.subtract(here, moves, out=points[len(moves) :])
         values = self.at(points)
         return _halved(values[: len(moves)], values[len(moves) :])
+
+    def difference(self, move: Callable[[], np.ndarray]) -> np.ndarray:
+        """The same for one move, which is made anew for each run: it may be as large as all inputs."""
+        self._take(2)
+        here = self.problem.point
+        plus = self.single(here, Shift(np.add, move))
+        return self.single(here, Shift(np.subtract, move), partial(_halved, plus))[None]
 
     def sides(self, columns: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """F(x + s e) and f(x - s e) for single coordinates, as many at once as memory allows."""

@@ -47,7 +47,8 @@ class Shift(NamedTuple):
 
     side: np.ufunc
     """`np.add` or `np.subtract`."""
-    move: np.ndarray
+    move: Callable[[], np.ndarray]
+    """Of all coordinates; it need not be there while the function runs."""
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.layout] | None
@@ -179,7 +180,7 @@ class Problem:
         self.graph_outputs: list[Tensor] = [leaves[i] for i in self.kept]
         whole = Chart.around(self.graph_outputs, masked=self.masked, is_output=True)
         self.outputs = sampled(whole, self._most, None, self._seed)
-        self._recorded: np.ndarray = self.outputs.coordinates(self.graph_outputs).numpy().copy()
+        self._recorded = self._copied(self.graph_outputs)
         self._kinds = _kinds(leaves)
 
     @lazy
@@ -305,7 +306,7 @@ class Problem:
         self,
         point: np.ndarray | None = None,
         shift: Shift | None = None,
-        use: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
+        use: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> np.ndarray:
         """The outputs of a run as the caller would make it: on the leaves, moved in place, grad mode on.
 
@@ -315,10 +316,18 @@ class Problem:
             if point is not None:
                 self._move(point, shift)
             with GradMode(enabled=True):
-                return use(self.outputs.coordinates(self.outputs_of(self._moved)).numpy())
+                outputs = self.outputs_of(self._moved)
+                if use is None:
+                    return self._copied(outputs)
+                return use(self.outputs.coordinates(outputs).numpy())
         finally:
             if point is not None:
                 self._move_back()
+
+    def _copied(self, outputs: Sequence[Tensor]) -> np.ndarray:
+        """The coordinates of outputs, as no view of them; those of several are put together anyway."""
+        numbers: np.ndarray = self.outputs.coordinates(outputs).numpy()
+        return numbers.copy() if len(self.outputs.places) == 1 else numbers
 
     def stored(self, point: np.ndarray) -> np.ndarray:
         """The point as the leaves hold it, in their own precision."""
@@ -343,17 +352,18 @@ class Problem:
 
     def _move(self, point: np.ndarray, shift: Shift | None = None) -> None:
         """Put other numbers into the leaves."""
+        move = None if shift is None else shift.move()
         if self._arrays is not None and not isinstance(self.inputs, Sampled):
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
                 part = slice(place.start, place.stop)
-                if shift is None:
+                if shift is None or move is None:
                     array[...] = point[part].reshape(array.shape)
                 else:  # of many numbers, another vector would count
-                    move = shift.move[part].reshape(array.shape)
-                    shift.side(point[part].reshape(array.shape), move, out=array, casting="same_kind")
+                    here, there = (numbers[part].reshape(array.shape) for numbers in (point, move))
+                    shift.side(here, there, out=array, casting="same_kind")
             return
         if shift is not None:
-            point = shift.side(point, shift.move)
+            point = shift.side(point, move)
         if self._arrays is not None and isinstance(self.inputs, Sampled):
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
                 looked_at, positions = self.inputs.within(place)

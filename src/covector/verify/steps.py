@@ -11,6 +11,11 @@ from covector.verify import constants
 _FEW = 8.0
 
 
+# Some of the coordinates of a point.
+Columns = slice | np.ndarray
+ALL = slice(None)
+
+
 class Steps:
     """Steps from a point, in proportion to the size of a coordinate if that is more than one, up to a limit.
 
@@ -28,12 +33,14 @@ class Steps:
             self._arrays[eps] = self.made(self.wanted(eps))
         return self._arrays[eps]
 
-    def wanted(self, eps: float) -> np.ndarray:
+    def wanted(self, eps: float, columns: Columns = ALL) -> np.ndarray:
         """The same before the point plus the step is rounded."""
+        scale = self.scale_of(columns)
         if not self._has_far:
-            return eps * self.scale
+            scale *= eps
+            return scale
         # Not lost in the last places of the point.
-        return np.maximum(eps * np.minimum(self.scale, constants.NEAR), _FEW * self._rounding * self.scale)
+        return np.maximum(eps * np.minimum(scale, constants.NEAR), _FEW * self._rounding * scale)
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
@@ -46,7 +53,11 @@ class Steps:
     @property
     def scale(self) -> np.ndarray:
         """The size of each coordinate, or one."""
-        size = abs(self._point)
+        return self.scale_of(ALL)
+
+    def scale_of(self, columns: Columns) -> np.ndarray:
+        """The same of some coordinates."""
+        size = abs(self._point[columns])
         if self._finite:
             return np.maximum(size, 1.0, out=size)
         scale = np.fmax(size, 1.0)  # of NaN and 1 it is 1
@@ -54,11 +65,17 @@ class Steps:
 
     @lazy
     def _finite(self) -> bool:
-        return bool(abs(self._point).max(initial=0.0) < np.inf)
+        return bool(self._largest < np.inf)
 
     @lazy
     def _has_far(self) -> bool:
-        return bool(self.scale.max(initial=0.0) > constants.NEAR)
+        largest = self._largest if self._finite else self.scale.max()
+        return bool(largest > constants.NEAR)
+
+    @lazy
+    def _largest(self) -> float:
+        """The size of the largest coordinate, without a copy of all of them."""
+        return max(self._point.max(initial=0.0), -self._point.min(initial=0.0))
 
 
 def steps_made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,9 @@ _RUN = 64
 
 # Random vectors of up to this many numbers are kept for the next check.
 _KEPT = 1 << 12
+
+# Of a longer one, so many numbers are worked on at once.
+_PIECE = 1 << 16
 
 
 _ONE = torch.ones((), dtype=torch.float64)
@@ -48,7 +51,9 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
         beyond = torch.rand(size, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
-    return beyond.add_(torch.copysign(_ONE, beyond))
+    for part in beyond.split(_PIECE):  # the signs of all of them need not be there at once
+        part.add_(torch.copysign(_ONE, part))
+    return beyond
 
 
 @_kept
@@ -115,8 +120,10 @@ class Cotangent(NamedTuple):
 class Cotangents(NamedTuple):
     """Cotangents of some outputs. A backward may write to what it is given: it is sent copies."""
 
-    rows: Tensor
-    """In coordinates: v at random, and the others."""
+    draw: Callable[[], Tensor]
+    """What `rows` are: if many, they are drawn again each time, and kept by nobody."""
+    times: Callable[[float], Tensor]
+    """V in coordinates, times a number: a new tensor."""
     factor: float
     """By what v is multiplied when it is sent."""
     shrink: float
@@ -128,17 +135,22 @@ class Cotangents(NamedTuple):
     kept: tuple[list[Tensor], list[Tensor]] | None = None
     """The tensors of v times the factor, and of the small one, where they are few numbers."""
 
+    @property
+    def rows(self) -> Tensor:
+        """In coordinates: v at random, and the others."""
+        return self.draw()
+
     def sent(self, chart: Chart | Sampled) -> list[Tensor]:
         """The tensors of v as it is sent, new ones."""
         if self.kept is not None:
             return [tensor.clone() for tensor in self.kept[0]]
-        return chart.from_coords(self.rows[0] * self.factor)
+        return chart.from_coords(self.times(self.factor))
 
     def sent_small(self, chart: Chart | Sampled) -> list[Tensor]:
         """The tensors of -v, many times smaller, new ones."""
         if self.kept is not None:
             return [tensor.clone() for tensor in self.kept[1]]
-        return chart.from_coords(self.rows[0] / -self.shrink)
+        return chart.from_coords(self.times(-1 / self.shrink))
 
     def unchanged(self, chart: Chart | Sampled, sent: list[Tensor]) -> bool:
         """Whether nobody wrote to the tensors of v that were sent."""
@@ -162,15 +174,24 @@ def cotangents_of(
 def _made_cotangents(
     chart: Chart | Sampled, seed: int, varied: bool, few_digits: bool, half: bool
 ) -> Cotangents:
-    even = weights(chart.size, seed, few_digits=few_digits)
-    if chart.size == 1:  # which is what `.backward()` sends
-        even = torch.ones(1, dtype=torch.float64)
     large, shrink = constants.LARGE, constants.SCALE
     if half:
         large = shrink = constants.HALF
-    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed) if varied else ()
-    factor = 1.0 if varied else large
-    return Cotangents(stacked([even, *(one.row for one in others)]), factor, shrink, large, others)
+    even = partial(_even, chart.size, seed, few_digits)
+    if not varied:
+        return Cotangents(lambda: even()[None], even, large, shrink, large, ())
+    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed)
+    rows = torch.stack([even(), *(one.row for one in others)])
+    others = tuple(one._replace(row=row) for one, row in zip(others, rows[1:], strict=True))
+    return Cotangents(lambda: rows, lambda factor: rows[0] * factor, 1.0, shrink, large, others)
+
+
+def _even(size: int, seed: int, few_digits: bool, factor: float = 1.0) -> Tensor:
+    """The random cotangent times a power of two; of one number, it is what `.backward()` sends."""
+    if size == 1:
+        return torch.full((1,), factor, dtype=torch.float64)
+    drawn = weights(size, seed, few_digits=few_digits)
+    return drawn * factor if size <= _KEPT else drawn.mul_(factor)
 
 
 @lru_cache(maxsize=128)

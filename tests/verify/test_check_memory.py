@@ -1,0 +1,65 @@
+"""What a check of many numbers takes in memory, beside what one pass of the function takes by itself."""
+
+import tracemalloc
+
+import torch
+
+import covector
+from forked import printed
+
+_MEASURE = """
+from pathlib import Path
+import torch, covector
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+def peak(call):
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    call()
+    return status("VmHWM") - before
+
+def one_pass():
+    y = torch.sin(x)
+    torch.autograd.grad(y, x, torch.ones_like(y))
+
+torch.set_num_threads(1)
+x = torch.linspace(-1, 1, 100, dtype=torch.float64, requires_grad=True)
+one_pass(), covector.check(torch.sin, x)  # loads what is loaded late
+x = torch.linspace(-1, 1, 8_000_000, dtype=torch.float64, requires_grad=True)
+alone = peak(one_pass)
+checked = peak(lambda: print(bool(covector.check(torch.sin, x))))
+print((checked - alone) / (8 * x.numel()))
+"""
+
+
+def test_a_check_of_many_numbers_keeps_few_of_them():
+    """A copy of the input, the value and the gradient; a fifth more for what the process itself takes."""
+    verdict, share = printed(_MEASURE).split()
+    assert verdict == "True"
+    assert float(share) < 3.2
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+
+def test_relations_of_many_cotangents_are_found_piece_by_piece():
+    """Twenty vectors of an output, as a matrix with its factors, would take a hundred times the input."""
+    x = torch.linspace(-1, 1, 500_000, dtype=torch.float64, requires_grad=True)
+    tracemalloc.start()
+    try:
+        assert covector.check(Sine.apply, x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 25 * 8 * x.numel()
