@@ -79,27 +79,31 @@ class Examiner:
     ) -> tuple[Suspects | None, float]:
         """What disagrees of a look, and the smallest error that would have shown.
 
-        Piece by piece first: there may be no memory for many cells, and most derivatives are right.
+        Piece by piece first, if it has many cells: there may be no memory for them, and most derivatives are
+        right.
         """
+        if look.large and (visible := self._agree_in_pieces(look, length, differences, which)) is not None:
+            return None, visible
+        steps, noise = look.steps(self.numeric, length), self.noise(look)
+        visible = _visible(noise, look.least(steps), which)
+        return self._suspicious(look, steps, differences, noise, which), visible
+
+    def _agree_in_pieces(
+        self, look: Look, length: float, differences: np.ndarray, which: Cells
+    ) -> float | None:
+        """The smallest error that would have shown; None if a piece disagrees."""
         least = np.min([piece.least(piece.steps(self.numeric, length)) for piece in look.pieces()], axis=0)
-        visible, start, agree = 0.0, 0, True
+        visible, start = 0.0, 0
         held = self.analytic.cotangents  # or every piece would draw them anew
         for piece in look.pieces():
-            noise = self.noise(piece)
+            steps, noise = piece.steps(self.numeric, length), self.noise(piece)
             some = which if which is True else which[:, start : start + noise.shape[1]]
             start += noise.shape[1]
-            with np.errstate(all="ignore"):
-                visible = max(visible, float((noise / least).max(where=some, initial=0.0)))
-            steps = piece.steps(self.numeric, length)
-            suspects = self._suspicious(piece, steps, differences, noise, some, least=least)
-            if piece is look:
-                return suspects, visible
-            agree = agree and suspects is None
+            if self._suspicious(piece, steps, differences, noise, some, least=least) is not None:
+                return None
+            visible = max(visible, _visible(noise, least, some))
         del held
-        if agree:
-            return None, visible
-        steps = look.steps(self.numeric, length)
-        return self._suspicious(look, steps, differences, self.noise(look), which), visible
+        return visible
 
     def _parts(self, look: Look) -> Iterator[tuple[Look, float, Cells]]:
         """What is differenced at once: some groups, the length of a step, and its cells."""
@@ -230,6 +234,12 @@ class Examiner:
             cells = worst.look.cells(self.analytic.cotangents, worst.differences)
             off = self.off(worst.look, worst.steps, worst.differences)
             return bool(abs(off).max() > constants.GROSS * abs(cells).max())
+
+
+def _visible(noise: np.ndarray, least: np.ndarray, which: Cells) -> float:
+    """The smallest error of an entry that shows in spite of noise."""
+    with np.errstate(all="ignore"):
+        return float((noise / least).max(where=which, initial=0.0))
 
 
 def _joined(parts: Sequence[Suspects | None]) -> Suspects | None:

@@ -105,12 +105,17 @@ class Look:
         columns = None if self.columns is None else self.columns[some]
         return replace(self, columns=columns, weights=self.weights[some])
 
+    @property
+    def large(self) -> bool:
+        """Whether a group has so many columns that they are worked on piece by piece."""
+        return self.width > _PIECE
+
     def pieces(self) -> Iterator[Look]:
         """The same with fewer cells at a time, where each belongs to an element: there may be many."""
-        elements = self.size // self.owners
-        if self.outputs is None or elements <= _PIECE:
+        if self.outputs is None or not self.large:
             yield self
             return
+        elements = self.size // self.owners
         owned = (self.owners, elements)
         for start in range(0, elements, _PIECE):
             span = slice(start, min(start + _PIECE, elements))
@@ -133,13 +138,17 @@ class Look:
         """Numbers of all columns, for the columns of each group."""
         if self.columns is not None:
             return numbers[..., self.columns]
-        # There may be many: no copy.
+        if len(self) == 1:  # there may be many: no copy
+            return numbers[..., None, :]
         return np.broadcast_to(numbers[..., None, :], (*numbers.shape[:-1], *self.weights.shape))
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
         if self.width == 1 and length == 1:
             return self._by_group(numeric.steps.array(numeric.eps))
+        if not self.large:
+            wanted, columns = self._wanted(numeric, length, ALL)
+            return steps_made(numeric.problem.point[columns], wanted)
         steps = np.empty(self.weights.shape)
         for span in self._spans():
             wanted, columns = self._wanted(numeric, length, span)
@@ -149,10 +158,12 @@ class Look:
     def _wanted(self, numeric: Numeric, length: float, span: slice) -> tuple[np.ndarray, Columns]:
         """Of some columns of each group, the steps before rounding; and which these are."""
         columns = span if self.columns is None else self.columns[:, span]
-        return numeric.steps.wanted(numeric.eps * length, columns) * self.weights[:, span], columns
+        return self.weights[:, span] * numeric.steps.wanted(numeric.eps * length, columns), columns
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
         """The smallest step of each group, of length one and before rounding."""
+        if not self.large:
+            return self.least(self._wanted(numeric, 1.0, ALL)[0])
         wanted = (self._wanted(numeric, 1.0, span)[0] for span in self._spans())
         return np.min([abs(steps).min(1, keepdims=True) for steps in wanted], axis=0)
 
@@ -228,6 +239,8 @@ class Look:
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step of each group: a wrong entry may belong to any of its columns."""
+        if not self.large:
+            return abs(steps).min(1, keepdims=True)
         return np.min([abs(steps[:, span]).min(1, keepdims=True) for span in self._spans()], axis=0)
 
 

@@ -178,8 +178,11 @@ def _made_cotangents(
     if half:
         large = shrink = constants.HALF
     even = partial(_even, chart.size, seed, few_digits)
-    if not varied:
+    if not varied and chart.size > _KEPT:
         return Cotangents(lambda: even()[None], even, large, shrink, large, ())
+    if not varied:
+        one = even()[None]
+        return Cotangents(lambda: one, even, large, shrink, large, ())
     others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed)
     rows = torch.stack([even(), *(one.row for one in others)])
     others = tuple(one._replace(row=row) for one, row in zip(others, rows[1:], strict=True))
