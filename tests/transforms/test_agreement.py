@@ -823,6 +823,10 @@ def test_the_design_has_every_pair_and_every_case_with_every_transform() -> None
         assert {outer for outer, _ in met} == {inner for _, inner in met} == set(STEPS)
 
 
+# Where torch.func's inner transform has no backward, which our `linearize` takes, nor has `jacrev` of torch.func.
+NO_BACKWARD = {("deviation", "linearize", "hessian")}
+
+
 @pytest.mark.parametrize(("case", "outer", "inner"), COMPOSITIONS)
 def test_each_pair_of_transforms_of_each_case(case: Case, outer: str, inner: str) -> None:
     """Two transforms on top of each other give what torch.func gives, or the truth where it does not."""
@@ -836,7 +840,8 @@ def test_each_pair_of_transforms_of_each_case(case: Case, outer: str, inner: str
     assert isinstance(expected, Tensor), expected
     assert_same(chain(steps, (OWN, OWN), case), expected, digits=digits)
     if (CASES.index(case) // len(STEPS) + PAIRS.index(steps)) % MIXED_EVERY == 0:
-        assert_same(chain(steps, (OWN, TORCH_IN_CHAINS), case), expected, digits=digits)
+        if (str(case), *steps) not in NO_BACKWARD:
+            assert_same(chain(steps, (OWN, TORCH_IN_CHAINS), case), expected, digits=digits)
         assert_same(chain(steps, (TORCH_IN_CHAINS, OWN), case), expected, digits=digits)
 
 
