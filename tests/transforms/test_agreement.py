@@ -823,7 +823,7 @@ def test_the_design_has_every_pair_and_every_case_with_every_transform() -> None
         assert {outer for outer, _ in met} == {inner for _, inner in met} == set(STEPS)
 
 
-# Where torch.func's inner transform has no backward, which our `linearize` takes, nor has `jacrev` of torch.func.
+# Where the inner transform of torch.func has no backward, which our `linearize` takes.
 NO_BACKWARD = {("deviation", "linearize", "hessian")}
 
 
