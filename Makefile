@@ -14,7 +14,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations=10 --ignore=tests/sweep -m "not sweep and not browser"
 
-# Every operator that torch can differentiate, and laws on more examples; an hour on two cores. A run that was stopped
+# Every operator that torch can differentiate, and laws on more examples; half an hour on two cores. A run that was stopped
 # is continued, AGAIN=1 begins anew. DASK=tcp://host:8786 runs them on a cluster whose workers see this folder, DASK=4
 # four at a time here.
 sweep: $(READY)
