@@ -232,3 +232,11 @@ def test_an_unknown_word_is_refused():
         covector.errors.ArgumentValueError, match="stop_gradients must be 'fail' or 'constant'"
     ):
         covector.check(torch.sin, point(3), stop_gradients="ignore")
+
+
+def test_what_the_function_warns_about_is_said_at_its_own_line_alone(recwarn):
+    """It is run again to find the cut, by a call of ours."""
+    x = torch.linspace(1, 2, 5, dtype=torch.float64, requires_grad=True)
+    report = covector.check(lambda x: x * torch.tensor(x).mean(), x)
+    assert "is cut by `tensor()`" in str(report)
+    assert {warning.filename for warning in recwarn} == {__file__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from threading import Lock
@@ -14,13 +15,18 @@ from covector._engine.batch import show_remarks
 from covector._engine.levels import EagerTensors, default_device
 from covector._engine.messages import NO_BATCHING_RULE
 
-_REMARK = ("ignore", NO_BATCHING_RULE, Warning, None, 0)
+_REMARKS = (
+    ("ignore", NO_BATCHING_RULE, Warning, None, 0),
+    # What the caller's code warns about while it is followed: it did so before, at a line of its own.
+    ("ignore", None, Warning, re.compile(r"covector\.evidence\.cuts$"), 0),
+)
 _lock = Lock()
 _inside = 0
 
 
 class quiet:  # noqa: N801 - it is used as a function
-    """Without torch's remarks on batching rules that it misses, in any number of threads.
+    """Without torch's remarks on batching rules that it misses, and without warnings that come back through
+    code of ours, in any number of threads.
 
     `warnings.catch_warnings` is made for one.
     """
@@ -30,7 +36,8 @@ class quiet:  # noqa: N801 - it is used as a function
         with _lock:
             if _inside == 0:
                 # What `warnings.filterwarnings` would do, without compiling the expression.
-                warnings.filters.insert(0, _REMARK)  # type: ignore[attr-defined]
+                for remark in _REMARKS:
+                    warnings.filters.insert(0, remark)  # type: ignore[attr-defined]
                 show_remarks(False)  # those on registered operators are no warnings of Python's
             _inside += 1
 
@@ -40,8 +47,9 @@ class quiet:  # noqa: N801 - it is used as a function
             _inside -= 1
             if _inside == 0:
                 show_remarks(True)
-                if _REMARK in warnings.filters:
-                    warnings.filters.remove(_REMARK)  # type: ignore[attr-defined]
+                for remark in _REMARKS:
+                    if remark in warnings.filters:
+                        warnings.filters.remove(remark)  # type: ignore[attr-defined]
 
 
 class unchanged:  # noqa: N801 - it is used as a function

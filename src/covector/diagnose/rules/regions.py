@@ -180,7 +180,8 @@ def boundary(case: Case) -> Iterator[Observation]:
         for what, region in regions.items():
             if p.exactly(region):
                 text = f"the {case.noun} is wrong at {what} of {p.side.name} and right inside{manner(s)}"
-                yield Observation(text, p.confidence(0.95), s.where)
+                # Two elements may be wrong for what they hold: a reason that says so is named first.
+                yield Observation(text, p.confidence(0.95 if len(p.wrong) > 2 else 0.8), s.where)
 
 
 def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
