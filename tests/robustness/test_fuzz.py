@@ -191,6 +191,7 @@ KEPT = [
         function=Function("abs", "tensor", "turns gradients off", 3),
     ),
     Example("agree", function=Function("in place", "tensor", "turns gradients off", 6)),
+    Example("as_sparse_gradcheck", (Leaf((2, 0), "float64", "offset"),), Function("abs", "tensor")),
     Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
     Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),
 ]

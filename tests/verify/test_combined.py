@@ -232,6 +232,15 @@ def test_a_backward_that_rounds_its_cotangent_is_not_linear(size, fast):
     assert not covector.gradcheck(rounding, point(size), fast_mode=fast, raise_exception=False)
 
 
+def test_what_it_is_about_a_cotangent_is_said_where_others_add_up():
+    """Else it is no matter of that cotangent: one that is rounded adds up with no other."""
+    expanded = given(torch.sin, lambda v, x: (2 if v.stride() == (0,) else 1) * v * x.cos())
+    assert "for a cotangent that is expanded" in " ".join(str(covector.check(expanded, point(6))).split())
+    rounded = given(torch.sin, lambda v, x: (v * x.cos()).bfloat16().double())
+    said = " ".join(str(covector.check(rounded, point(6))).split())
+    assert "the pullback of a sum is not the sum of the pullbacks" in said
+
+
 def batchable(
     forward: Callable[..., Tensor],
     backward: Callable[..., Tensor],

@@ -104,11 +104,11 @@ def copied(tensor: Tensor) -> Tensor:
         return negative_view(copied(negative_view(tensor)))
     copy = tensor.clone()
     begin = tensor.storage_offset() % _ALIGNED
-    if begin == 0 and copy.stride() == tensor.stride():
+    if tensor.numel() == 0 or (begin == 0 and copy.stride() == tensor.stride()):
         return copy
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.new_empty(begin + max(reach, 0))
-    memory[begin:] = tensor.as_strided((max(reach, 0),), (1,))
+    memory = tensor.new_empty(begin + reach)
+    memory[begin:] = tensor.as_strided((reach,), (1,))
     return memory.as_strided(tensor.shape, tensor.stride(), begin).detach()
 
 

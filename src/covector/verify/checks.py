@@ -153,7 +153,7 @@ def linearity(run: CheckRun) -> Finding:
             f"a cotangent of zero gives a gradient that is not zero, at {where}",
             "The backward has to multiply by its grad_output.",
         )
-    if run.homogeneous and (agreed or run.additive):
+    if run.homogeneous and (agreed or (reverse.linear and run.additive)):
         return passed(name)
     return failed(name, f"the backward is not linear in the cotangent: {_nonlinearity(run)}")
 
@@ -170,7 +170,7 @@ def _nonlinearity(run: CheckRun) -> str:
     if reverse.refused is not None:
         raised = described(reverse.refused)
         return f"it takes no cotangent that is expanded, as the gradient of a sum is, and raises {raised}"
-    if reverse.odd is not None and (factor := _odd_factor(run, reverse.odd)):
+    if reverse.odd is not None and run.additive and (factor := _odd_factor(run, reverse.odd)):
         return f"the rows of the Jacobian do not add up to what it gives for a cotangent {factor}"
     return "the pullback of a sum is not the sum of the pullbacks"
 

@@ -93,11 +93,14 @@ class Look:
         """Lengths of steps to choose from, in units of `eps`.
 
         Where columns share a cell, what they are added up to inside the function moves as far as one column
-        that moves by the norm of all steps: with that norm, as few kinks are crossed.
+        that moves by the norm of all steps: with that norm, as few kinks are crossed. Else there is one
+        length for many cells, which does not grow far: others would show their truncation error.
         """
-        length = self.width**-0.5 if self.shared else 1.0
+        length, longest = 1.0, constants.SHORTER * eps
+        if self.shared:
+            length, longest = self.width**-0.5, constants.LONGEST_STEP
         yield length
-        while (length := length * constants.NEXT_LENGTH) * eps <= constants.LONGEST_STEP:
+        while (length := length * constants.NEXT_LENGTH) * eps <= longest:
             yield length
 
     def part(self, some: np.ndarray | slice) -> Look:
