@@ -487,10 +487,14 @@ class Overwrites(Square):
 
 
 class Raises(Square):
-    """A derivative that cannot be computed."""
+    """Neither derivative can be computed."""
 
     @staticmethod
     def backward(ctx, g):
+        raise KeyError("lost")
+
+    @staticmethod
+    def jvp(ctx, t):
         raise KeyError("lost")
 
 
@@ -585,6 +589,15 @@ ANSWERED = {
         KeyError,
         False,
         "covector: a derivative that cannot be computed is not right, and the error is the cause of ours",
+    ),
+    "a jvp that raises": (
+        "gradcheck",
+        Raises.apply,
+        (random(3),),
+        forward_only,
+        KeyError,
+        False,
+        "covector: as above",
     ),
     "booleans beside an output": (
         "gradcheck",

@@ -556,6 +556,23 @@ def test_the_decorator(name, kind, masked):
             assert ours == (fault == "right") or (theirs is None and not ours)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("masked", MASKED)
+def test_sparse_inside_and_strided_at_both_ends(masked, fast):
+    """Without a mask the sum gets a cotangent without its zeros, and torch's ignores the indices of it."""
+
+    def strided(x: Tensor) -> Tensor:
+        return torch.sparse.sum(x.to_sparse(2), -1).to_dense(masked_grad=masked)
+
+    checker = functools.partial(covector.gradcheck, fast_mode=fast, raise_exception=False)
+    x = numbers(4, 6, 2, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(strided, x, raise_exception=False) is masked
+    assert checker(strided, x) is masked
+    hybrid = KINDS["COO, hybrid"](torch.float64, 0).requires_grad_()
+    inside = covector.as_sparse_gradcheck(checker)
+    assert inside(lambda x: torch.sparse.sum(x, -1), hybrid, masked=masked) is masked
+
+
 def test_the_decorator_on_second_derivatives_and_reports():
     twice = covector.as_sparse_gradcheck(torch.autograd.gradgradcheck)
     assert twice(

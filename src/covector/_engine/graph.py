@@ -86,6 +86,9 @@ _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 # What torch calls the nodes of C++ Functions that are not its own.
 _OF_EXTENSIONS = "CppFunction"
 
+# The node at which the cotangent of a strided tensor becomes that of a sparse one.
+_TO_STRIDED = "ToDenseBackward0"
+
 # Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without
 # faults. Two questions share it, so a type is put in only where neither would have said anything.
 _plain: set[type] = {_LeafNode}
@@ -222,7 +225,7 @@ def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 
 def is_known(kind: type) -> bool:
     """Whether this type of node stands for one operation of torch's own."""
-    return kind.__name__ != "CppFunction" and not hasattr(kind, "_forward_cls")
+    return kind.__name__ != _OF_EXTENSIONS and not hasattr(kind, "_forward_cls")
 
 
 class Reached(NamedTuple):
@@ -256,6 +259,11 @@ def through_custom(inner: set[Any]) -> bool:
         if kind.__name__ not in _WRONG_IN_BATCHES:
             _plain.add(kind)
     return False
+
+
+def from_sparse(inner: set[Any]) -> bool:
+    """Whether at one of these nodes a sparse tensor was made strided: its backward may leave zeros out."""
+    return any(kind.__name__ == _TO_STRIDED for kind in set(map(type, inner)))
 
 
 def through_operator(inner: set[Any]) -> bool:

@@ -91,10 +91,11 @@ class CheckRun:
     def varied(self) -> bool:
         """Whether many kinds of cotangents are pulled back: through programs of the user's, and sparse ones.
 
-        For sparse tensors torch lacks some operations if a cotangent has many zeros.
+        For sparse tensors torch lacks some operations, or has them wrong, if a cotangent has many zeros.
         """
         problem = self.problem
-        return self.custom or not (problem.inputs.can_batch and problem.outputs.can_batch)
+        ends_sparse = not (problem.inputs.can_batch and problem.outputs.can_batch)
+        return self.custom or ends_sparse or graph.from_sparse(problem.reached.inner)
 
     @property
     def runs(self) -> int:
