@@ -111,6 +111,12 @@ def test_selection(argnums, argnames, paths, single):
         ),
         (True, None, ArgumentTypeError, "got True (bool)"),
         (("a",), None, ArgumentTypeError, "argnums must hold ints, got 'a' (str)"),
+        (
+            (torch.zeros(2),),
+            None,
+            ArgumentTypeError,
+            "is in covector.functional",
+        ),
         (1, "scale", ArgumentValueError, "give a tuple: argnums=(1,)"),
         (0, "missing", ArgumentValueError, "no argument named 'missing'; it has: a, b, scale"),
         (0, (1,), ArgumentTypeError, "argnames must be a string or a tuple of strings, got 1 (int)"),

@@ -265,8 +265,7 @@ def _requested(
         positions = argnums
     elif not isinstance(argnums, int) or isinstance(argnums, bool):
         raise ArgumentTypeError(
-            f"{caller}: argnums must be an int, a tuple of ints, or None for all, got {argnums!r} "
-            f"({type(argnums).__name__})."
+            f"{caller}: argnums must be an int, a tuple of ints, or None for all, got {_got(caller, argnums)}"
         )
     elif names:
         if argnums != 0:
@@ -296,11 +295,16 @@ def _texts(caller: Caller, argnames: Argnames) -> tuple[str, ...]:
     return tuple(argnames)
 
 
+def _got(caller: Caller, argnum: Any) -> str:
+    """What was given for argnums; a tensor, if the call is one of torch.autograd.functional's."""
+    if isinstance(argnum, Tensor):
+        return f"a tensor. {caller.verb}(f, x) is in covector.functional; here it is {caller.verb}(f)(x)."
+    return f"{argnum!r} ({type(argnum).__name__})."
+
+
 def _position(caller: Caller, argnum: Any, count: int) -> int:
     if not isinstance(argnum, int) or isinstance(argnum, bool):
-        raise ArgumentTypeError(
-            f"{caller}: argnums must hold ints, got {argnum!r} ({type(argnum).__name__})."
-        )
+        raise ArgumentTypeError(f"{caller}: argnums must hold ints, got {_got(caller, argnum)}")
     if not -count <= argnum < count:
         raise ArgumentValueError(
             f"{caller}: argnums={argnum} is out of range: the call has {count} positional "

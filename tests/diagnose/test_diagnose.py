@@ -95,6 +95,35 @@ def test_the_text_of_a_diagnosis(name):
     assert max(map(len, text.splitlines())) <= 100
 
 
+class Lookup(torch.autograd.Function):
+    """Rows of a table; of a row that is taken twice, the gradient of the last one counts."""
+
+    @staticmethod
+    def forward(ctx, table, rows):
+        ctx.save_for_backward(rows)
+        ctx.shape = table.shape
+        return table[rows]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows,) = ctx.saved_tensors
+        gradient = grad.new_zeros(ctx.shape)
+        gradient[rows] = grad
+        return gradient, None
+
+
+def test_a_row_that_is_taken_twice_is_no_sum_over_what_was_broadcast():
+    """Through another layer: rows that are taken once have all of their gradient."""
+    torch.manual_seed(0)
+    table, weight = (torch.randn(6, n, dtype=torch.float64) for n in (3, 3))
+    rows = torch.tensor([1, 4, 1, 0, 5])
+    report = covector.check(
+        lambda table: torch.tanh(Lookup.apply(table, rows) @ weight[:3]), table.requires_grad_()
+    )
+    first = diagnoses(report)[0]
+    assert "wrong in row 1 of `table`" in first.evidence
+
+
 FACTORS = {
     "2": (2.0, "2.000 x the numeric gradient for input `x`, everywhere"),
     "0.5": (0.5, "0.500 x the numeric gradient for input `x`, everywhere"),

@@ -195,6 +195,35 @@ def test_a_detach_that_changes_nothing_is_not_accused():
     assert first.rule == "factor"
 
 
+def said_of(function):
+    (first, *_) = covector.check(function, point(3, 4)).worst.diagnoses
+    return first.evidence
+
+
+def test_a_number_that_leaves_is_named_beside_another_cut_if_it_matters():
+    def standardised(x):
+        with torch.no_grad():
+            mean = x.mean()
+        return (x - mean) / x.std().item()
+
+    said = said_of(standardised)
+    assert "cut by `no_grad`" in said
+    assert "cut by `item()`" in said
+    assert "with these held constant, differences agree" in said
+
+
+def test_a_number_that_is_only_printed_is_not_named():
+    seen = []
+
+    def logged(x):
+        seen.append(x.sum().item())
+        return x - x.mean().detach()
+
+    said = said_of(logged)
+    assert "cut by `detach()`" in said
+    assert "item" not in said
+
+
 def test_what_only_the_shape_is_taken_of_is_no_cut():
     x = point(3)
     cuts = traced(lambda: x * torch.ones_like(x) + x.new_zeros(3) + x.new_tensor([1.0, 2.0, 3.0]))

@@ -83,8 +83,16 @@ class Cuts:
     """The lines that matter for the outputs of a run, and the values at every line that may."""
 
     lines: tuple[Cut, ...]
+    exits: tuple[Cut, ...]
+    """Where numbers leave torch. What Python does with them is not followed: they may matter too."""
     values: dict[_Key, dict[int, Any]]
     """By the call and how often it was made before."""
+
+    def without_exits(self) -> Cuts:
+        """The same, with the numbers that leave torch not held."""
+        places = {(cut.file, cut.line) for cut in self.exits}
+        values = {key: held for key, held in self.values.items() if key[:2] not in places}
+        return Cuts(self.lines, (), values)
 
 
 def traced(call: Callable[[], Any]) -> Cuts:
@@ -93,9 +101,10 @@ def traced(call: Callable[[], Any]) -> Cuts:
         outputs = call()
     leaves = [leaf for leaf in flatten(outputs)[0] if isinstance(leaf, Tensor)]
     reached = set().union(*(tracer.lost_in(leaf) for leaf in leaves))
-    # What Python does with numbers is not followed: they matter if nothing else does.
-    cuts = reached or tracer.exits
-    return Cuts(tuple(dict.fromkeys(cut for cut in tracer.found if cut in cuts)), dict(tracer.values))
+    found = dict.fromkeys(tracer.found)
+    lines = tuple(cut for cut in found if cut in reached)
+    exits = tuple(cut for cut in found if cut in tracer.exits and cut not in reached)
+    return Cuts(lines, exits, dict(tracer.values))
 
 
 class _Tracer(TorchFunctionMode):
@@ -202,7 +211,7 @@ def held_at(caller: Caller, arguments: Arguments) -> tuple[Caller, tuple[Cut, ..
     args, kwargs = arguments.rebuild(leaves)
     with unchanged(caller.function), GradMode(enabled=True):
         cuts = traced(lambda: caller.function(*args, **kwargs))
-    return Caller(caller.verb, Held(caller.function, cuts)), cuts.lines
+    return Caller(caller.verb, Held(caller.function, cuts)), (*cuts.lines, *cuts.exits)
 
 
 class Holding(TorchFunctionMode):

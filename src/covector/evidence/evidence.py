@@ -18,7 +18,7 @@ from covector._chart import values_of
 from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
-from covector.evidence.cuts import Cuts, Holding, traced
+from covector.evidence.cuts import Cut, Cuts, Holding, traced
 from covector.evidence.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Finding, Outcome
@@ -117,19 +117,33 @@ class Evidence:
         return None
 
     @lazy
-    def cuts_explain(self) -> bool | None:
-        """Whether differences agree with the derivative once what is cut is held; None if that is not known.
+    def cut_lines(self) -> tuple[tuple[Cut, ...], bool | None]:
+        """Where the derivative is cut, and whether that explains what it lacks; None if that is not known.
+
+        Lines at which numbers leave torch are among them if the others do not explain it.
+        """
+        cuts = self.cuts
+        if cuts is None or not (cuts.lines or cuts.exits):
+            return (), None
+        if cuts.lines and cuts.exits:
+            explained = self._explained_by(cuts.without_exits())
+            if explained is not False:
+                return cuts.lines, explained
+        return (*cuts.lines, *cuts.exits), self._explained_by(cuts)
+
+    def _explained_by(self, cuts: Cuts) -> bool | None:
+        """Whether differences agree with the derivative once these cuts are held; None if that is not known.
 
         One run, along a random direction u: v . (f(x + u) - f(x)) is compared with v . A u, and the distance
         with that of v . J u from it.
         """
         problem, run, both = self.run.problem, self.run, self.jacobians
-        if self.cuts is None or both is None or not both.whole or problem.low_precision:
+        if both is None or not both.whole or problem.low_precision:
             return None
         with self._attempt():
             random = weights(problem.inputs.size, run.options.seed + 2).numpy()
             move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
-            with Holding(self.cuts):
+            with Holding(cuts):
                 held = torch.from_numpy(run.numeric.single(problem.point + move) - problem.value)
             if not held.isfinite().all():  # outside of the domain
                 return None

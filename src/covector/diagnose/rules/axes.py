@@ -201,9 +201,10 @@ def _partial(s: Suspect, shape: tuple[int, ...], axis: int) -> str:
     missing = (analytic.abs() <= slack).all(1) & ~right
     if not missing.any() or not bool((right | missing).all()):
         return ""
-    used = (numeric.abs() > 2 * slack).unflatten(1, (-1, s.numeric.shape[1]))
-    if not bool((used[right].any(0).any(0) & used[missing].any(0).any(0)).any()):
-        return ""  # no element is counted in part
+    used = (numeric.abs() > 2 * slack).unflatten(1, (-1, s.numeric.shape[1])).any(1)
+    lost_in_part = used[missing].any(0) & used[right].any(0)
+    if not bool((lost_in_part == used.any(0)).all()):
+        return ""  # what was broadcast is all there several times
     counted, lost = right.nonzero().flatten().tolist(), missing.nonzero().flatten().tolist()
     over = f"dimension {axis} of {s.outputs.name}"
     if len(counted) == 1:

@@ -27,13 +27,13 @@ def cut(case: Case) -> Iterator[Observation]:
     """The derivative is lost on the way, at lines that are known."""
     if not case.evidence.has_wrong_entries or any(m.note for m in case.finding.mismatches):
         return
-    cuts = case.evidence.cuts
-    if cuts is None or not cuts.lines or case.evidence.cuts_explain is False:
+    lines, known = case.evidence.cut_lines
+    if not lines or known is False:
         return
-    shown = [str(line) for line in cuts.lines[:_LINES]]
-    more = f" (and at {len(cuts.lines) - _LINES} other lines)" if len(cuts.lines) > _LINES else ""
-    known = case.evidence.cuts_explain
-    tested = "; with that held constant, differences agree with reverse mode" if known else ""
+    shown = [str(line) for line in lines[:_LINES]]
+    more = f" (and at {len(lines) - _LINES} other lines)" if len(lines) > _LINES else ""
+    held = "that" if len(lines) == 1 else "these"
+    tested = f"; with {held} held constant, differences agree with reverse mode" if known else ""
     yield Observation(f"{'; '.join(shown)}{more}{tested}", 0.98 if known else 0.7)
 
 
