@@ -187,6 +187,26 @@ print(len(graphs))
 """
 
 
+EXPORTED_ELSEWHERE = """
+import threading, torch
+
+def export():
+    torch.export.export(torch.nn.Tanh(), (torch.ones(2),))
+
+thread = threading.Thread(target=export)
+thread.start()
+thread.join()
+torch.compile(lambda x: x.cos(), backend=lambda graph, example: graph)(torch.ones(2))
+"""
+
+
+def torch_survives(program):
+    try:
+        return printed(program) == ""
+    except AssertionError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("call", "inside"),
     [
@@ -197,4 +217,6 @@ print(len(graphs))
 )
 def test_torch_compiles_after_two_threads_overlapped(call, inside):
     """Modes and exports set flags of the whole process, which are as before when both threads have left."""
+    if "exported" in call and not torch_survives(EXPORTED_ELSEWHERE):
+        pytest.skip("this torch itself crashes when it compiles after an export in another thread")
     assert printed(OVERLAPPING.format(call=call, inside=inside)) == "False False False\n1\n"
