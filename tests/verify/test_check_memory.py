@@ -1,10 +1,5 @@
 """What a check of many numbers takes in memory, beside what one pass of the function takes by itself."""
 
-import tracemalloc
-
-import torch
-
-import covector
 from forked import printed
 
 _MEASURE = """
@@ -40,26 +35,3 @@ def test_a_check_of_many_numbers_keeps_few_of_them():
     verdict, share = printed(_MEASURE).split()
     assert verdict == "True"
     assert float(share) < 3.2
-
-
-class Sine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.saved_tensors[0].cos()
-
-
-def test_relations_of_many_cotangents_are_found_piece_by_piece():
-    """Twenty vectors of an output, as a matrix with its factors, would take a hundred times the input."""
-    x = torch.linspace(-1, 1, 500_000, dtype=torch.float64, requires_grad=True)
-    tracemalloc.start()
-    try:
-        assert covector.check(Sine.apply, x)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 25 * 8 * x.numel()

@@ -30,10 +30,7 @@ from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
 from covector.verify.problem import Problem
 from covector.verify.steps import ALL, Columns, steps_made
-from covector.verify.vectors import weights
-
-# So many columns are looked at at once, where each cell has its own.
-_PIECE = 1 << 16
+from covector.verify.vectors import PIECE, weights
 
 # Some coordinates of the outputs.
 Rows = slice | np.ndarray
@@ -111,7 +108,7 @@ class Look:
     @property
     def large(self) -> bool:
         """Whether a group has so many columns that they are worked on piece by piece."""
-        return self.width > _PIECE
+        return self.width > PIECE
 
     def pieces(self) -> Iterator[Look]:
         """The same with fewer cells at a time, where each belongs to an element: there may be many."""
@@ -120,8 +117,8 @@ class Look:
             return
         elements = self.size // self.owners
         owned = (self.owners, elements)
-        for start in range(0, elements, _PIECE):
-            span = slice(start, min(start + _PIECE, elements))
+        for start in range(0, elements, PIECE):
+            span = slice(start, min(start + PIECE, elements))
             if self.columns is None:
                 columns = np.arange(self.owners)[:, None] * elements + np.arange(span.start, span.stop)
             else:
@@ -172,7 +169,7 @@ class Look:
 
     def _spans(self) -> Iterator[slice]:
         """Some columns at a time: there may be many, and little memory beside them."""
-        return (slice(start, start + _PIECE) for start in range(0, self.width, _PIECE))
+        return (slice(start, start + PIECE) for start in range(0, self.width, PIECE))
 
     def moves(self, steps: np.ndarray) -> np.ndarray:
         """The moves of all coordinates, a row for each group."""

@@ -13,13 +13,10 @@ from torch import Tensor
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
 from covector.verify.run import CheckRun
-from covector.verify.vectors import Cotangent, unit
+from covector.verify.vectors import PIECE, Cotangent, unit
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.
 _RUNS = 5
-
-# Of vectors of many numbers, so many are taken at once.
-_PIECE = 1 << 16
 
 
 class _Spread(NamedTuple):
@@ -192,8 +189,8 @@ def _sums_to_zero(cotangents: np.ndarray, rows: Sequence[int], *, one_more: bool
     """
     triangular = np.zeros((0, len(cotangents) + len(rows) + one_more))
     # Few vectors of many numbers: their triangular factor has the same sums, and is made piece by piece.
-    for start in range(0, cotangents.shape[1], _PIECE):
-        part = cotangents[:, start : start + _PIECE].T
+    for start in range(0, cotangents.shape[1], PIECE):
+        part = cotangents[:, start : start + PIECE].T
         units = np.arange(start, start + len(part))[:, None] == np.array(rows, dtype=int)
         rest = part[:, :1] - units.sum(1, keepdims=True) if one_more else part[:, :0]
         _, triangular = np.linalg.qr(np.concatenate([triangular, np.hstack([part, units, rest])]))

@@ -15,16 +15,15 @@ from covector._random import seeded
 from covector.verify import constants
 from covector.verify.leaves import same_bits
 
+# Of vectors of many numbers, so many are worked on at once: temporary ones are small beside them.
+PIECE = 1 << 16
+
 # In an uneven vector, the share of ones and the length of a run of zeros.
 _ONES = 0.05
 _RUN = 64
 
 # Random vectors of up to this many numbers are kept for the next check.
 _KEPT = 1 << 12
-
-# Of a longer one, so many numbers are worked on at once.
-_PIECE = 1 << 16
-
 
 _ONE = torch.ones((), dtype=torch.float64)
 
@@ -51,7 +50,7 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
         beyond = torch.rand(size, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
-    for part in beyond.split(_PIECE):  # the signs of all of them need not be there at once
+    for part in beyond.split(PIECE):  # the signs of all of them need not be there at once
         part.add_(torch.copysign(_ONE, part))
     return beyond
 
