@@ -97,13 +97,15 @@ def check(
         check_grad_dtypes: also check the dtype of gradients.
         check_batched_grad, check_batched_forward_grad: also check `vmap` over the derivative.
         check_forward_ad, check_backward_ad: which modes to check.
-        fast_mode: compare along random directions first, and entry by entry only what disagrees there.
+        fast_mode: compare along one random direction instead of four, and leave the outcome open rather than
+            move each of many numbers by itself.
         kinks: "fail" or "pass" where the function is not differentiable and the analytic value lies
             between the one-sided slopes.
         stop_gradients: "constant" holds what the function takes out of the graph (`detach()`, `.data`,
             `.item()`, `no_grad`) at its value while the function is differenced, so that the rest of the
             derivative is checked; with "fail", a derivative that is cut is wrong.
-        probes: along how many random directions to difference, in fast mode. If left out, along one.
+        probes: along how many random directions to difference first; with 0, every number of the inputs is
+            moved by itself. If left out, along four, or one in fast mode.
         max_entries: look at no more than this many numbers of the inputs and of the outputs, a random
             sample of them.
         masked: of a sparse tensor only the elements that it specifies are variables, and gradients have to

@@ -19,7 +19,6 @@ MARGINS = {
     "LARGE",
     "HALF",
     "FEW_ULPS",
-    "UNMOVED",
     "BATCH_ROUNDING",
     "BATCH_BYTES",
     "COPIES",

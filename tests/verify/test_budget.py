@@ -274,13 +274,22 @@ def test_a_right_derivative_that_cannot_be_batched(case: Case, mode: dict[str, A
 
 
 @of_cases(RIGHT, modes=False)
-def test_a_right_derivative_that_can_be_batched(case: Case, mode: dict[str, Any]) -> None:
-    """Passes an exhaustive check with two points for each coordinate, eight more, and hardly any calls."""
+def test_an_exhaustive_check_takes_two_runs_for_each_direction(case: Case, mode: dict[str, Any]) -> None:
+    """However many numbers there are: the graph, and no more than four directions; not in a batch."""
     counted, inputs = Budgeted(case.function), case.inputs()
     report = covector.check(counted, inputs, **mode)
     assert report.outcome == PASSED
+    assert runs(counted, report) == counted.runs <= 1 + 2 * min(4, coordinates(inputs))
+
+
+@of_cases(RIGHT, modes=False)
+def test_every_column_takes_few_batches(case: Case, mode: dict[str, Any]) -> None:
+    """On request: two points for each coordinate, eight more, and hardly any calls."""
+    counted, inputs = Budgeted(case.function), case.inputs()
+    report = covector.check(counted, inputs, probes=0, **mode)
+    assert report.outcome == PASSED
     assert runs(counted, report) <= 2 * coordinates(inputs) + EXHAUSTIVE_SLACK
-    if coordinates(inputs) <= 40:
+    if 4 < coordinates(inputs) <= 40:
         assert counted.runs <= CALLS_OF_A_BATCH
 
 
@@ -333,10 +342,10 @@ def test_every_point_of_a_batch_is_counted(wrong: bool, fast: bool) -> None:
     assert report.evaluations == Points.count
 
 
-def test_an_exhaustive_check_of_a_dense_function_moves_every_coordinate() -> None:
-    """Fewer points than coordinates could not tell its columns apart, so the report cannot claim fewer."""
+def test_on_request_every_coordinate_is_moved_by_itself() -> None:
+    """Fewer points than coordinates could not tell its columns apart."""
     inputs = normal((20,))()
-    assert covector.check(dense(5, 20), inputs).evaluations >= coordinates(inputs)
+    assert covector.check(dense(5, 20), inputs, probes=0).evaluations >= 2 * coordinates(inputs)
 
 
 # What fails

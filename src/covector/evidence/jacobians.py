@@ -42,14 +42,15 @@ class Budget:
         if numeric.knows_columns:
             return many
         left = 2 * width + self.runs - run.runs
-        affordable = left // 2 if numeric.batches else self.unbatched
+        affordable = left // 2 if numeric.batches or not run.options.fast else self.unbatched
         return min(many, max(_FEW, affordable))
 
 
 # Columns that are differenced for a diagnosis however many runs the check has taken.
 _FEW = 4
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, unbatched=12)  # two more look for a cut
+# Two more runs look for a cut.
+DIAGNOSIS = Budget(entries=constants.WHOLE_ENTRIES, sample=48, runs=58, unbatched=12)
 PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
 
 

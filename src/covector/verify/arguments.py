@@ -50,9 +50,9 @@ def checked(verb: str, options: Options) -> Options:
     for name, value in numbers:
         if not (type(value) is float and 0.0 < value < _INFINITY):
             check_number(verb, name, value, positive=name == "eps")
-    for name, count in (("probes", options.probes), ("max_entries", options.max_entries)):
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise ArgumentValueError(f"{verb}: {name} must be a positive int, got {count!r}.")
+    for name, count, least in (("probes", options.probes, 0), ("max_entries", options.max_entries, 1)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < least):
+            raise ArgumentValueError(f"{verb}: {name} must be an int of at least {least}, got {count!r}.")
     check_seed(verb, options.seed)
     return options
 

@@ -128,7 +128,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     moves[0, columns] = steps
     nothing = ZeroMap(problem, run.options.seed)
     off = nothing.cotangents @ numeric.differences(moves)[0]
-    allowed = np.full(len(off), run.options.tol.atol * numeric.eps)
+    allowed = run.options.tol.atol * numeric.eps
     if (abs(off) <= allowed).all():
         return None
     column = next(columns_apart(numeric, nothing, columns, steps, off, allowed), None)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 # What a look compares.
 
-CELL_SHARE = 0.02
-"""The share of an entry's tolerance by which a cell of a look may be off.
+DIRECTIONS = 4
+"""Random directions of a check that is not fast. Two errors of one row, twice as large as is allowed, cancel
+along one of them for one seed in a hundred."""
 
-A cell adds up entries; two wrong ones have to cancel to within this share to be missed."""
+CELL_SHARE = 0.02
+"""The share of an entry's tolerance by which what several entries add up to may be off: two wrong ones have
+to cancel to within this share to be missed."""
 
 SHARED_CELL_SHARE = 0.25
-"""The same for a cell that all columns share, where the errors that are allowed add up: those of a derivative
-that is off by a fiftieth in each of 150 columns come to this. A single wrong entry shows at its full size."""
+"""The same along a direction in fast mode, which has no time for the errors that are allowed: those of a
+derivative that is off by a fiftieth in each of 150 columns come to this."""
 
 SCALE = 2.0**20
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs
@@ -26,16 +29,8 @@ LARGE = 2.0**10
 HALF = 2.0**4
 """Both in half precision, in which numbers below 6e-5 lose digits, and those above 65504 are infinite."""
 
-UNMOVED = 1e-6
-"""The share of the largest change of an output below which an element counts as not moved, when axes are
-matched: beyond rounding, and far below any derivative that matters."""
-
-GROSS = 0.1
-"""A central difference that is off by more than this share is no matter of truncation, so that doubled steps
-do not help: either it is right, or the function changes within the step."""
-
 HALVING_SHARE = 1 / 64
-"""The share of the runs that moving every column takes, which halving groups of columns may take before."""
+"""The share of the runs that moving every column takes, which halving a direction may take before."""
 
 ROUNDED_RUNS = 6
 """How often a function in low precision is run with random rounding, once its derivative looks wrong: the
@@ -94,6 +89,10 @@ shrink at a kink: between two lengths it has to keep this share of itself."""
 
 # What a check may take.
 
+WHOLE_ENTRIES = 1 << 19
+"""A Jacobian of up to this many entries is looked at whole once something is wrong, which takes a second or
+so: most mistakes show in the whole better than in a part."""
+
 EXTRA_RUNS = 32
 """Runs of the function that judging entries takes at most, beyond those of a look and of halving its groups:
 two columns with two or three stencils each. With a second difference of every suspect column, a check stays
@@ -114,10 +113,3 @@ difference, cells, noise, each with what it is computed from."""
 BATCH_ROUNDING = 1e4
 """How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.
 With a step of 1e-6, a batching rule that lacks 2e-6 of a slope is off by more."""
-
-FEW_POINTS = 4
-"""Up to this many points, a batch takes longer than single evaluations."""
-
-FEW_NUMBERS = 1 << 14
-"""Up to this many numbers, one batch of single columns costs less than a guess at who owns a cell, and than
-finding out which axes are aligned."""

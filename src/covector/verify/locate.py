@@ -17,13 +17,13 @@ def columns_apart(
     columns: np.ndarray,
     steps: np.ndarray,
     off: np.ndarray,
-    allowed: np.ndarray,
+    allowed: float,
 ) -> Iterator[int]:
     """Those of some columns that disagree by themselves, where together they are off by `off`.
 
     J u is linear in u: if one half of the columns is off by as much as all of them, the other half agrees.
     If neither half disagrees, what both are off by together is a kink that neither reaches alone. Each
-    number of `off` and `allowed` belongs to a cotangent.
+    number of `off` belongs to a cotangent.
     """
     pending = [(columns, steps, off)]
     numeric.limit += 4 * (len(columns) - 1).bit_length()

@@ -69,11 +69,7 @@ class Numeric:
     @property
     def noise(self) -> np.ndarray:
         """The rounding error of each output, as a standard deviation: a unit in the last place. A copy."""
-        return self.noise_of(slice(None))
-
-    def noise_of(self, rows: slice | np.ndarray) -> np.ndarray:
-        """The same of some outputs."""
-        size = abs(self.problem.value[rows])
+        size = abs(self.problem.value)
         size[~np.isfinite(size)] = 0.0
         size *= self.problem.rounding
         return size
@@ -83,7 +79,7 @@ class Numeric:
     def at(self, points: np.ndarray) -> np.ndarray:
         """The outputs at these points, a row for each; NaN where the function raises."""
         self._take(len(points))
-        if len(points) > constants.FEW_POINTS and self.batches:
+        if len(points) > 2 * constants.DIRECTIONS and self.batches:  # of few points it takes longer
             try:
                 rows = self._in_batches(points)
             except Exception:  # whatever it was, single evaluations work or tell
@@ -101,9 +97,9 @@ class Numeric:
 
     def _in_batches(self, points: np.ndarray) -> np.ndarray | None:
         """The outputs at these points, evaluated at once; None if that is not what single ones give."""
-        if self._trusted:
-            return np.concatenate([self._batch(chunk) for chunk in self._chunks(points)])
         problem = self.problem
+        if self._trusted:
+            return self._in_chunks(points)
         along = weights(problem.inputs.size, self._seed + 1).numpy()
         moved = problem.point + self.steps.array(self.eps) * along
         held = [weakref.ref(one.tensor) for one in captured(problem.caller.function).tensors]
@@ -112,11 +108,18 @@ class Numeric:
             return None  # it keeps another one now: of a batch, it could not be used in the next run
         # What is known stands first and last: a rule may be wrong from some point of a batch on.
         probed = np.concatenate([problem.point[None], points, moved[None]])
-        rows = np.concatenate([self._batch(chunk) for chunk in self._chunks(probed)])
+        rows = self._in_chunks(probed)
         with np.errstate(all="ignore"):
             slack = constants.BATCH_ROUNDING * problem.rounding * (1 + abs(problem.value))
             self._trusted = _within(rows[0], problem.value, slack) and _within(rows[-1], alone, slack)
         return rows[1:-1] if self._trusted else None
+
+    def _in_chunks(self, points: np.ndarray) -> np.ndarray:
+        """The outputs at these points, as many at once as memory allows."""
+        try:
+            return np.concatenate([self._batch(chunk) for chunk in self._chunks(points)])
+        finally:
+            self.single(self.problem.point)  # what the function keeps of its last run is then no batch
 
     def _one_by_one(self, points: np.ndarray) -> np.ndarray:
         if len(points) == 1:
@@ -238,17 +241,6 @@ class Numeric:
                 self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
             self._kept[columns], self._known[columns] = differences, True
         return differences
-
-    @property
-    def columns_are_cheap(self) -> bool:
-        """Whether one batch of single columns costs less than finding out who owns which cell."""
-        height, width = self.problem.shape
-        return width * (width + height) <= constants.FEW_NUMBERS
-
-    @property
-    def may_batch(self) -> bool:
-        """Whether a batch is worth a try; of custom Functions few can be evaluated at many points at once."""
-        return self.batches and not graph.through_custom(self.problem.reached.inner)
 
     @property
     def knows_columns(self) -> bool:

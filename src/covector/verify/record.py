@@ -40,15 +40,13 @@ class Record:
         self._looks: list[str] = []
         self._judged: dict[tuple[int, int], Judgement] = {}
 
-    def take(self, look: str) -> None:
-        """Another look is taken, because the last could not decide: it starts anew, but for the stencils."""
-        self._looks.append(look)
+    def begin(self) -> None:
+        """Other looks are taken, because the last could not decide: they start anew, but for the stencils."""
         self.visible, self.cut_short, self._judged = 0.0, False, {}
 
-    def drop_look(self) -> None:
-        """The last look told nothing."""
-        self._looks.pop()
-        self.visible = 0.0
+    def take(self, look: str) -> None:
+        """A look is taken."""
+        self._looks.append(look)
 
     def show(self, error: float) -> None:
         """An error of this size would have shown, where it was looked for last."""

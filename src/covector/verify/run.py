@@ -10,6 +10,7 @@ from torch import Tensor
 from covector._chart import Sampled
 from covector._engine import graph
 from covector._lazy import lazy
+from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
 from covector.verify.decide import decide
 from covector.verify.finding import Outcome
@@ -49,9 +50,7 @@ _ZERO = 1e-12
 
 # What each look is called in a report.
 _LOOKS = {
-    "signs": "along random directions",
-    "elementwise": "element by element",
-    "axes": "along aligned axes",
+    "signs": "along {} random direction{}",
     "singles": "column by column",
 }
 
@@ -66,7 +65,6 @@ class CheckRun:
         self._lifted = self.above
         self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
-        self.probes = options.probes or 1
         self.reverse = ReverseMap(problem, options.seed, varied=self.varied)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
@@ -162,8 +160,17 @@ class CheckRun:
         return Rounding(self.problem, self.options.seed)
 
     def _against_differences(self, analytic: Analytic, tol: Tolerance) -> Verdict:
-        probes = self.probes if self.options.fast else 0
-        return decide(self.numeric, analytic, tol, probes=probes, seed=self.options.seed)
+        options = self.options
+        return decide(
+            self.numeric, analytic, tol, probes=self.directions, seed=options.seed, fast=options.fast
+        )
+
+    @property
+    def directions(self) -> int:
+        """Along how many random directions the function is differenced first."""
+        if self.options.probes is not None:
+            return self.options.probes
+        return 1 if self.options.fast else constants.DIRECTIONS
 
     @property
     def method(self) -> str:
@@ -175,7 +182,8 @@ class CheckRun:
         verdicts = [verdict for verdict in (self.verdicts.values()) if verdict.looks]
         if not verdicts:
             return size
-        looks = ", then ".join(dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks))
+        taken = dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks)
+        looks = ", then ".join(taken).format(self.directions, "" if self.directions == 1 else "s")
         text = f"{size} {looks}, step {self.numeric.eps:.2g}"
         if verdicts[-1].outcome is not Outcome.PASSED:
             return text
