@@ -54,8 +54,8 @@ class Cluster:
     def kept(self, job: Packed) -> Any:
         """A job as an argument of tasks: sent once, and then passed on from worker to worker.
 
-        It is a task itself, so that it is made again if the workers that have it are lost; scattered data would
-        be gone.
+        It is a task itself, so that it is made again if the workers that have it are lost; scattered data
+        would be gone.
         """
         import dask
 
