@@ -145,8 +145,8 @@ ROOMS = (
 
 
 def of_rooms(code: Any) -> bool:
-    """Whether code is a look, a rule or a writer of ours; generators are entered again at each value."""
-    if not code.co_filename.startswith(str(SOURCE)) or code.co_flags & 0x20:
+    """Whether code is a look, a rule or a writer of ours."""
+    if not code.co_filename.startswith(str(SOURCE)):
         return False
     inside = str(Path(code.co_filename).relative_to(SOURCE))
     return inside.startswith(ROOMS) and code.co_name not in ("__enter__", "__exit__", "<module>")
