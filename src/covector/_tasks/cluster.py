@@ -1,6 +1,6 @@
 """Dask's distributed scheduler: tasks are submitted to its client, and waited for by its own futures.
 
-The futures of `client.get_executor()` fail, or never end, if the worker that holds a result is killed before
+The futures of `client.get_executor()` can fail if the worker that holds a result is killed before
 the result was fetched. Dask's own have it computed again.
 """
 
