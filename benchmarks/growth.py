@@ -206,12 +206,12 @@ CURVES = {
                 "asdex": partial(_burgers, asdex_first),
                 "torch.func, dense": _dense_burgers,
             },
-            256, 4, lambda n: 1000 * n, first=True,
+            256, 4, lambda n: 450 * n, first=True,
         ),
         Curve(
             "Hessian times a vector",
             {OURS: _hvp, "torch.autograd.functional": _hvp_functional, "JAX, jitted": _hvp_jax},
-            10_000, 8, lambda n: 200 * n,
+            10_000, 8, lambda n: 100 * n,
         ),
     )
 }  # fmt: skip

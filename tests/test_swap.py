@@ -179,7 +179,7 @@ def compiled_once(a):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("inside_first", [False, True])
+@pytest.mark.parametrize("inside_first", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_inside_compile(inside_first):
     """Compiled code in one graph: before, inside and after a swap, in any order; covector answers inside."""
     point = x.detach()

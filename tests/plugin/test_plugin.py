@@ -341,10 +341,11 @@ def test_no_page_is_lost(wrong, pytester, run):
     assert len(names) == 1 + 6
 
 
-def test_workers(wrong, run_apart):
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.sweep)])
+def test_workers(workers, wrong, run_apart):
     """Under pytest-xdist the controller counts what the workers checked."""
     (wrong / "test_more.py").write_text((wrong / "test_wrong.py").read_text())
-    result = run_apart("--covector", "-n", "2", "--covector-report", "pages")
+    result = run_apart("--covector", "-n", workers, "--covector-report", "pages")
     result.assert_outcomes(passed=2, failed=4)
     lines = summary_of(result)
     assert re.fullmatch(r"6 checks in # s: (4 failed, 2 passed|2 passed, 4 failed)", lines[0])

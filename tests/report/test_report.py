@@ -403,13 +403,13 @@ covector.check(tree, (a, {'w': params_w, 'b': [params_b_0]}), seed=0)"""
 
 def test_regular_inputs_are_made_again():
     """Numbers that are evenly spaced, or all the same."""
-    a = torch.linspace(-2, 2, 2000, dtype=torch.float64, requires_grad=True)
-    b = torch.full((2, 1000), 0.3, dtype=torch.float64, requires_grad=True)
+    a = torch.linspace(-2, 2, 300, dtype=torch.float64, requires_grad=True)
+    b = torch.full((2, 150), 0.3, dtype=torch.float64, requires_grad=True)
     report = covector.check(regular, (a, b))
     assert not report
     assert report.reproduce.splitlines()[2:4] == [
-        "a = torch.linspace(-2.0, 2.0, 2000, dtype=torch.float64, requires_grad=True)",
-        "b = torch.full((2, 1000), 0.3, dtype=torch.float64, requires_grad=True)",
+        "a = torch.linspace(-2.0, 2.0, 300, dtype=torch.float64, requires_grad=True)",
+        "b = torch.full((2, 150), 0.3, dtype=torch.float64, requires_grad=True)",
     ]
     assert _pasted(report.reproduce, {}).findings == report.findings
 

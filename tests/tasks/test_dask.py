@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from executor_functions import POINT, chain, kills_its_process, mixing
 
 import covector
 from covector import cli
+from covector.errors import WorkerError
 
 distributed = pytest.importorskip("distributed", reason="pip install 'covector[dask]'")
 zarr = pytest.importorskip("zarr", reason="pip install 'covector[dask]'")
@@ -64,12 +66,46 @@ def a_worker_is_killed(client, tmp_path):
     assert np.array_equal(found[:], covector.jacobian(mixing, chunk_size=8)(POINT).numpy())
 
 
+class Killing(np.ndarray):
+    """An array that kills processes when the first block is written to it."""
+
+    victims: tuple[int, ...] = ()
+
+    def __setitem__(self, key, value):
+        for number in self.victims:
+            os.kill(number, signal.SIGKILL)
+        self.victims = ()
+        super().__setitem__(key, value)
+
+
+def all_workers_are_killed(client):
+    """With the function, and with finished blocks that nobody has fetched."""
+    client.wait_for_workers(2)
+    out = np.zeros((40, 30)).view(Killing)
+    out.victims = tuple(client.run(os.getpid).values())
+    assert out.victims
+    executor = client.get_executor()
+    found = covector.jacobian(mixing, mode="reverse", chunk_size=2, executor=executor, out=out)(POINT)
+    assert out.victims == ()
+    assert np.array_equal(found, covector.jacobian(mixing, mode="reverse", chunk_size=2)(POINT).numpy())
+
+
+def shut_down(client):
+    """An executor that takes no tasks says so."""
+    executor = client.get_executor()
+    executor.shutdown()
+    with pytest.raises(WorkerError, match="the executor takes no tasks: it was shut down"):
+        covector.jacobian(mixing, executor=executor)(POINT)
+
+
 def test_on_a_local_cluster(tmp_path):
     """One cluster for all, because starting it takes longest."""
     with cluster() as client:
         dense(client)
         sparse(client)
+        shut_down(client)
         a_worker_is_killed(client, tmp_path)
+        all_workers_are_killed(client)
 
 
 CASES = """

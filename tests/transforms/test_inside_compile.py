@@ -99,39 +99,29 @@ TABLE = {
     "products": {
         "vjp": lambda x: covector.vjp(net, x)[1](torch.ones(2, **DOUBLE)),
         "jvp": lambda x: covector.jvp(net, (x,), (u,)),
-        "jvp of jvp": lambda x: covector.jvp(lambda y: covector.jvp(energy, (y,), (u,))[1], (x,), (u,)),
         "jvp of grad": lambda x: covector.jvp(covector.grad(energy), (x,), (u,)),
-        "grad of jvp": lambda x: covector.grad(lambda y: covector.jvp(energy, (y,), (u,))[1])(x),
         "hvp": lambda x: covector.hvp(energy, (x,), (u,)),
         "linearize": lambda x: covector.linearize(net, x)[1](u),
-        "complex": lambda x: covector.vjp(lambda z: z * z, torch.complex(x, x))[1](torch.complex(x, u)),
         "functionalize": covector.functionalize(lambda x: x.clone().add_(1)),
     },
     "Jacobians": {
         "jacrev": covector.jacrev(net),
         "jacfwd": covector.jacfwd(net),
-        "jacfwd in chunks": covector.jacfwd(net, chunk_size=3),
         "jacobian": covector.jacobian(net),
         "of samples": lambda x: covector.jacobian(net, batch_dim=0)(x * rows),
         "holomorphic": lambda x: covector.jacobian(torch.sin, complex="holomorphic")(torch.complex(x, u)),
         "in place": covector.jacfwd(in_place),
-        "constant": covector.jacfwd(lambda x: weight.clone()),
-        "same draw": covector.jacfwd(lambda x: torch.dropout(x, 0.0, train=True), randomness="same"),
     },
     "second derivatives": {
         "hessian": covector.hessian(energy),
         "forward over reverse": covector.hessian(energy, mode="forward"),
         "diagonal": covector.hessian_diagonal(energy),
-        "third": covector.jacrev(covector.hessian(energy)),
     },
     "batches": {
         "grad": batched(covector.grad(energy)),
-        "vjp": batched(lambda x: covector.vjp(net, x)[1](torch.ones(2, **DOUBLE))),
-        "jvp": batched(lambda x: covector.jvp(energy, (x,), (u,))),
         "jacrev": batched(covector.jacrev(net)),
         "jacfwd": batched(covector.jacfwd(lambda x: 2 * x * weight + 1)),
         "hessian": batched(covector.hessian(energy)),
-        "linearize": batched(lambda x: covector.linearize(energy, x)[1](u)),
         "per sample": lambda x: torch.vmap(covector.grad(total), (None, 0))(params, x * rows),
     },
     "functional": {
@@ -145,9 +135,15 @@ TABLE = {
 # The same verbs otherwise, which takes a while to compile.
 MORE = {
     "products, more": {
+        "jvp of jvp": lambda x: covector.jvp(lambda y: covector.jvp(energy, (y,), (u,))[1], (x,), (u,)),
+        "grad of jvp": lambda x: covector.grad(lambda y: covector.jvp(energy, (y,), (u,))[1])(x),
+        "complex": lambda x: covector.vjp(lambda z: z * z, torch.complex(x, x))[1](torch.complex(x, u)),
         "vhp": lambda x: covector.vhp(energy, (x,), (u,)),
     },
     "Jacobians, more": {
+        "jacfwd in chunks": covector.jacfwd(net, chunk_size=3),
+        "constant": covector.jacfwd(lambda x: weight.clone()),
+        "same draw": covector.jacfwd(lambda x: torch.dropout(x, 0.0, train=True), randomness="same"),
         "with value": covector.value_and_jacobian(net),
         "named tuple": covector.jacrev(lambda x: Pair(x * weight, x.sum())),
         "one number": lambda x: covector.jacfwd(lambda a: a * 2)(x[:1]),
@@ -158,11 +154,17 @@ MORE = {
         "nothing": lambda x: covector.jacrev(lambda a: a * 2)(x[:0]),
     },
     "second derivatives, more": {
+        "third": covector.jacrev(covector.hessian(energy)),
         "hessian of hessian": covector.hessian(covector.hessian(loss)),
         "attention": covector.hessian(lambda x: attention(x).sum()),
         "of several outputs": covector.hessian(net),
         "blocks": covector.hessian_blocks(energy),
         "of a linear function": covector.hessian(lambda x: (x * weight).sum()),
+    },
+    "batches, more": {
+        "vjp": batched(lambda x: covector.vjp(net, x)[1](torch.ones(2, **DOUBLE))),
+        "jvp": batched(lambda x: covector.jvp(energy, (x,), (u,))),
+        "linearize": batched(lambda x: covector.linearize(energy, x)[1](u)),
     },
     "functional, more": {
         "forward": lambda x: covector.functional.jacobian(
@@ -287,7 +289,7 @@ def test_attention_of_what_is_trained():
     assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, pytest.param(3.0, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("p", covered([(1.0,), (2.0,), (3.0,)], lambda p: p == 2.0))
 def test_distances(p):
     """Jacobians of `cdist`, whose batched backward is wrong in torch, and its second derivative."""
     torch._dynamo.reset()
@@ -355,7 +357,8 @@ in_chunks = partial(covector.jacfwd, chunk_size=3)
 
 
 @pytest.mark.parametrize(
-    "verb", [covector.jacfwd, covector.jacrev, pytest.param(in_chunks, marks=pytest.mark.sweep)]
+    "verb",
+    covered([(covector.jacfwd,), (covector.jacrev,), (in_chunks,)], lambda verb: verb is covector.jacfwd),
 )
 def test_norms_with_weights(verb):
     """Their forward-mode rules cannot be traced, so that forward mode goes another way."""
@@ -506,7 +509,12 @@ def test_without_grad_mode_nothing_is_recorded(verb):
 
 
 @pytest.mark.filterwarnings("ignore::covector.errors.CovectorWarning")
-@pytest.mark.parametrize("verb", [covector.grad, covector.jacrev, covector.hessian])
+@pytest.mark.parametrize(
+    "verb",
+    covered(
+        [(covector.grad,), (covector.jacrev,), (covector.hessian,)], lambda verb: verb is not covector.jacrev
+    ),
+)
 def test_what_raised_once_is_compiled_again(verb):
     """The functions that a verb makes share their code, which dynamo leaves alone once it raised."""
 
@@ -522,37 +530,47 @@ def test_what_raised_once_is_compiled_again(verb):
     assert counter.frame_count == 1
 
 
+BRANCHING = {
+    "gradient": lambda y: covector.grad(branching)(y) + 1,
+    "pullback": lambda y: covector.vjp(branching, y)[1](branching(y)),
+    "hessian": lambda y: covector.hessian(branching)(y),
+    "functional": lambda y: covector.functional.jacobian(branching, y),
+    "jacrev": lambda y: covector.jacrev(lambda a: branching(a) * a)(y),
+    "jacfwd": lambda y: covector.jacfwd(lambda a: branching(a) * a)(y),
+    "jacobian": lambda y: covector.jacobian(branching)(y),
+    "diagonal": lambda y: covector.hessian_diagonal(branching)(y),
+    "linearize": lambda y: covector.linearize(branching, y)[1](y),
+}
+
+
 def test_a_branch_on_values():
     """With `fullgraph` the error names the line; without, the whole transform is run eagerly.
 
     Where dynamo of older releases does not name the line, it names what it cannot leave.
     """
-
-    def everything(x):
-        y = 2 * x
-        value, pull = covector.vjp(branching, y)
-        return (
-            covector.grad(branching)(y) + 1,
-            covector.jacrev(lambda a: branching(a) * a)(y),
-            covector.jacfwd(lambda a: branching(a) * a)(y),
-            covector.jacobian(branching)(y),
-            covector.hessian(branching)(y),
-            covector.hessian_diagonal(branching)(y),
-            covector.linearize(branching, y)[1](y),
-            covector.functional.jacobian(branching, y),
-            pull(value),
-        )
-
     torch._dynamo.reset()
     named = r"without fullgraph=True it breaks here(.|\n)*line \d+, in branching|Graph break under"
     with pytest.raises(Exception, match=named):
         torch.compile(covector.grad(branching), fullgraph=True, backend="aot_eager")(x)
-    compiled = torch.compile(everything, backend="aot_eager")
-    for point in (x, -x):
-        assert_close(compiled(point), everything(point))
     compiled = torch.compile(covector.grad(branching), backend="aot_eager")
     for point in (x, -x):
         assert_close(compiled(point), covector.grad(branching)(point))
+
+
+@pytest.mark.parametrize(
+    "names", [["gradient", "pullback", "jacfwd"], pytest.param(list(BRANCHING), marks=pytest.mark.sweep)]
+)
+def test_transforms_of_a_branch_among_other_code(names):
+    """Each is run eagerly, and what stands around it is compiled."""
+
+    def together(x):
+        y = 2 * x
+        return {name: BRANCHING[name](y) for name in names}
+
+    torch._dynamo.reset()
+    compiled = torch.compile(together, backend="aot_eager")
+    for point in (x, -x):
+        assert_close(compiled(point), together(point))
 
 
 def test_a_memory_limit_is_refused():

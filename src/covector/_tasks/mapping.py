@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -12,11 +12,13 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from covector._tasks.sending import Answer, Job, Span, answer, packed
+from covector._tasks.cluster import Cluster, is_dask_client
+from covector._tasks.sending import Answer, Job, Packed, Span, answer, packed
 from covector._tree import parameter_names
 from covector.errors import ArgumentTypeError, Caller, WorkerError, first_sentence, warn
 
@@ -54,14 +56,30 @@ def named_arguments(caller: Caller, args: Sequence[Any], kwargs: dict[str, Any])
     return {caller.name: caller.function, **dict(zip(names, args, strict=False)), **kwargs}
 
 
-def is_dask_client(executor: Any) -> bool:
-    """Whether this is a `distributed.Client`, which can send the job to its workers once, by itself."""
-    return type(executor).__module__.partition(".")[0] == "distributed" and hasattr(executor, "scatter")
-
-
 def spans(start: int, stop: int, size: int) -> list[Span]:
     """Directions cut into blocks of this size."""
     return [Span(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+class _Queue:
+    """A queue of tasks for an executor; `Cluster` is the one for Dask's."""
+
+    enough = AHEAD
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def kept(self, job: Packed) -> Any:
+        """A job as an argument of tasks: it is sent with each."""
+        return job
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        """The future of a task."""
+        return self.executor.submit(call, *args)
+
+    def ended(self, running: Iterable[Future[Any]]) -> Iterable[Future[Any]]:
+        """Some of those that are running, which have ended; it waits for the first."""
+        return wait(running, return_when=FIRST_COMPLETED).done
 
 
 def blocks(executor: Any, job: Job, wanted: Sequence[Span], bytes_each: int) -> Iterator[Block]:
@@ -84,12 +102,7 @@ def blocks(executor: Any, job: Job, wanted: Sequence[Span], bytes_each: int) -> 
 
 def _task(executor: Any, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What to call with each span, and its leading arguments: threads share the job, others get bytes."""
-    if isinstance(executor, ThreadPoolExecutor):
-        return job.images, ()
-    data = packed(job)
-    if is_dask_client(executor):
-        return answer, (executor.scatter(data, hash=False),)
-    return answer, (data,)
+    return (job.images, ()) if isinstance(executor, ThreadPoolExecutor) else (answer, (packed(job),))
 
 
 def mapped(
@@ -101,30 +114,30 @@ def mapped(
     ahead: int = AHEAD,
 ) -> Iterator[tuple[Any, Future[Any]]]:
     """Each piece with the future of `call(*leading, piece)`, which is done, as they come."""
-    if is_dask_client(executor):
-        # Twice as many as there are threads: a worker has its next task when it has ended one.
-        ahead = max(ahead, 2 * sum(executor.nthreads().values()))
-        executor = executor.get_executor(pure=False)
     waiting = list(reversed(pieces))
     running: dict[Future[Any], Any] = {}
     try:
+        with _taking(caller):
+            queue = Cluster.of(executor) or _Queue(executor)
+            ahead = max(ahead, queue.enough)
+            leading = tuple(queue.kept(one) if isinstance(one, Packed) else one for one in leading)
         while waiting or running:
             while waiting and len(running) < ahead:
                 piece = waiting.pop()
-                running[_submitted(executor, caller, call, (*leading, piece))] = piece
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+                with _taking(caller):
+                    running[queue.submit(call, *leading, piece)] = piece
+            for future in queue.ended(running):
                 yield running.pop(future), future
     finally:
         for future in running:
             future.cancel()
 
 
-def _submitted(
-    executor: Any, caller: Caller | str, call: Callable[..., Any], args: tuple[Any, ...]
-) -> Future[Any]:
+@contextmanager
+def _taking(caller: Caller | str) -> Iterator[None]:
+    """Inside, an executor that takes no tasks is an error of ours."""
     try:
-        return executor.submit(call, *args)
+        yield
     except BrokenExecutor as error:
         raise _lost(caller, error) from error
     except RuntimeError as error:
