@@ -122,7 +122,7 @@ def recorded(scope: Scope, evaluation: Evaluation) -> Recording:
 def record_gradient(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Recording:
-    """Run a scalar function and its backward once; the outputs are the gradients, the value is aux.
+    """Run a scalar function and its backward once; its outputs are the gradients, aux begins with the value.
 
     A gradient without a path to it is a zero that requires no grad.
     """
@@ -136,18 +136,18 @@ def record_gradient(
             along = torch.ones_like(value, requires_grad=False)
             pulled = graph.backward([value], [along], variables, keep=True, record=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
-        return Evaluation(gradients, evaluation.spec, [value], None)
+        return evaluation._replace(outputs=gradients, aux=[value, *evaluation.aux])
 
-    gradients, spec, (value,), _ = scope.run(run_twice, leaves, chosen)
-    variables = scope.variables
-    shown = scope.hand_out(value)
+    found = scope.run(run_twice, leaves, chosen)
+    gradients, value, variables = found.outputs, found.aux[0], scope.variables
+    shown = _closed(scope, found._replace(outputs=[]))
     if scope.custom:
         # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
         if graph.once_on_the_way(value, variables):
             raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
-    return Recording(Evaluation(gradients, spec, [shown], None), gradients, variables, scope)
+    return Recording(shown._replace(outputs=gradients), gradients, variables, scope)
 
 
 @dataclass(frozen=True)

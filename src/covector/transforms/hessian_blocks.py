@@ -15,7 +15,7 @@ from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
-from covector.transforms._second import Gradient, reverse_first
+from covector.transforms._second import Gradient, auxiliary, reverse_first
 
 # Rows of a diagonal are made only to be looked at; this many numbers of them at once are 32 MB.
 _NUMBERS_AT_ONCE = 2**22
@@ -122,7 +122,7 @@ def _part_by_part(
     caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part
 ) -> Any:
     """The part of the Hessian that belongs to each variable, arranged like the selected arguments."""
-    gradient = Gradient(caller, request.bind(caller, args, kwargs), request.has_aux)
+    gradient = Gradient.of(caller, request.bind(caller, args, kwargs), has_aux=request.has_aux)
     primals = gradient.arguments.primals()
 
     def by_reverse() -> tuple[Sequence[Tensor], Evaluation]:
@@ -136,7 +136,8 @@ def _part_by_part(
         return parts, maps[0].evaluation
 
     parts, evaluation = reverse_first(by_reverse, by_forward)
-    return gradient.answer(gradient.arguments.tree_of(parts), evaluation)
+    result = gradient.arguments.tree_of(parts)
+    return (result, auxiliary(evaluation)) if request.has_aux else result
 
 
 def _block(derivative: LinearMap, primal: Tensor, request: Request) -> Tensor:
