@@ -379,6 +379,8 @@ class Linearized(LinearMap):
                 with differentiable_attention():
                     linear = reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)
         except RuntimeError as error:  # a backward that cannot be recorded, or the function itself
+            if tracing():  # what is refused here must not be had by another way either
+                raise
             self.evaluation = self._by_rows_after(error).evaluation
         else:
             self._linear, self.evaluation = linear, linear.evaluation

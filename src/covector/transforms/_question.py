@@ -11,7 +11,7 @@ from covector._chart import Chart, Repeated
 from covector._engine.messages import writes_to_leaf
 from covector._engine.scopes import Run, is_simple
 from covector._engine.tensors import refuses_writes
-from covector._linear import Pullback
+from covector._linear import LinearMap, Pullback, Pushforward
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
 from covector.errors import ArgumentValueError, Caller
 from covector.transforms._batch import Samples, check_batch_dim, check_samples
@@ -119,6 +119,12 @@ class Problem(NamedTuple):
     def pullback(self) -> Pullback:
         """The derivative by reverse mode."""
         return Pullback(self.caller, self.run, self.arguments)
+
+    def derivative(self, mode: str, *, go_around: bool = True) -> LinearMap:
+        """The derivative by one mode; not to `go_around` missing forward-mode rules raises NoForwardRule."""
+        if mode == "reverse":
+            return self.pullback()
+        return Pushforward(self.caller, self.run, self.arguments, go_around=go_around)
 
 
 class Question:
