@@ -102,8 +102,12 @@ def _with_graph(
 def _closed(scope: Scope, evaluation: Evaluation) -> Evaluation:
     outputs, spec, aux, aux_spec = evaluation
     if aux:
-        aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+        aux = _handed_out(scope, aux)
     return Evaluation(list(map(scope.hand_out, outputs)), spec, aux, aux_spec)
+
+
+def _handed_out(scope: Scope, aux: list[Any]) -> list[Any]:
+    return [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
 
 
 def record(
@@ -129,25 +133,24 @@ def record_gradient(
     scope = scope_here(at_top, order=2)
 
     def run_twice(inner: list[Any]) -> Evaluation:
-        evaluation = run(inner)
-        (value,), variables = evaluation.outputs, scope.variables
+        (value,), spec, aux, aux_spec = run(inner)
+        variables = scope.variables
         pulled: Sequence[Tensor | None] = [None] * len(variables)
         if value.requires_grad:
             along = torch.ones_like(value, requires_grad=False)
             pulled = graph.backward([value], [along], variables, keep=True, record=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
-        return evaluation._replace(outputs=gradients, aux=[value, *evaluation.aux])
+        return Evaluation(gradients, spec, [value, *aux], aux_spec)
 
-    found = scope.run(run_twice, leaves, chosen)
-    gradients, value, variables = found.outputs, found.aux[0], scope.variables
-    shown = _closed(scope, found._replace(outputs=[]))
+    gradients, spec, aux, aux_spec = scope.run(run_twice, leaves, chosen)
+    variables, shown = scope.variables, _handed_out(scope, aux)
     if scope.custom:
         # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
-        if graph.once_on_the_way(value, variables):
+        if graph.once_on_the_way(aux[0], variables):
             raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
-    return Recording(shown._replace(outputs=gradients), gradients, variables, scope)
+    return Recording(Evaluation(gradients, spec, shown, aux_spec), gradients, variables, scope)
 
 
 @dataclass(frozen=True)
