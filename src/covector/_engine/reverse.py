@@ -47,7 +47,7 @@ class Recording(NamedTuple):
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
-        evaluation = Evaluation([self.evaluation.outputs[position]], LEAF, [], None)
+        evaluation = self.evaluation._replace(outputs=[self.evaluation.outputs[position]], spec=LEAF)
         return self._replace(evaluation=evaluation, outputs=[self.outputs[position]])
 
     def part(self, output: int, variable: int) -> Recording:

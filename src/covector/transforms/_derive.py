@@ -20,7 +20,6 @@ from covector._linear import LinearMap, NoForwardRule
 from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
-from covector.transforms._door import Accept, accept_differentiable
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
 from covector.transforms._pullback import ShortPullback
 from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
@@ -46,42 +45,32 @@ class Derived(NamedTuple):
 
 
 def jacobian_of(
-    caller: Caller,
-    request: Request,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    *,
-    accept: Accept = accept_differentiable,
-    value: bool = False,
-    copies: bool = True,
+    caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Plan]:
-    """The Jacobian that a verb asks for, as its caller gets it, and how it was computed.
-
-    Without `copies` the function is run on the caller's own tensors.
-    """
+    """The Jacobian that a verb asks for, as its caller gets it, and how it was computed."""
     pullback = None
-    if not value and (len(args) == 1 or not copies) and request.is_plain(args, kwargs):
-        pullback = _short_pullback(caller, request, args, copies=copies)
+    if request.is_plain(args, kwargs):
+        pullback = _short_pullback(caller, request, args)
         found = None if pullback is None else _short_rows(pullback, request, args)
         if found is not None:
             return found
-    question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
+    question = Question(caller, request, args, kwargs)
     if request.work is not None:
         return in_blocks(question, args, kwargs)
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
 
-def asking(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
-    """The function that a verb returns."""
+def asking(caller: Caller, request: Request) -> Callable[..., Any]:
+    """The function that a verb returns. It does not refer to itself: dropped, it is gone."""
 
     def derivative(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, answer, args, kwargs)[0]
+        return _answered(caller, request, jacobian_of, args, kwargs)[0]
 
     return named_after(derivative, like=caller.function)
 
 
-def planned(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
+def planned(caller: Caller, request: Request, answer: Answer = jacobian_of) -> Callable[..., Any]:
     """The function that a verb returns; after a call, its `plan` says how the derivative was computed.
 
     Where the mode is left open, `by_mode` makes the same by a mode that somebody else chose.
@@ -126,14 +115,12 @@ def in_blocks(
     return question.answer(found.derived.flat(), found.derived.evaluation, order=order), found.plan
 
 
-def _short_pullback(
-    caller: Caller, request: Request, args: Sequence[Any], *, copies: bool
-) -> ShortPullback | None:
+def _short_pullback(caller: Caller, request: Request, args: Sequence[Any]) -> ShortPullback | None:
     """One run on leaves of its own; None if the function works in place and is to be given copies."""
     try:
         return ShortPullback(caller, args, (request.argnums,), accept_real)
     except RuntimeError as error:
-        if not (copies and writes_to_leaf(error)):
+        if not (request.copies and writes_to_leaf(error)):
             raise
     return None
 

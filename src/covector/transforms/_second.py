@@ -14,6 +14,7 @@ from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, CapturedWriteError, CovectorError, UnsupportedError
 from covector.transforms._door import accept_scalar, runner
+from covector.transforms._question import Problem
 
 T = TypeVar("T")
 
@@ -77,16 +78,16 @@ class Gradient(NamedTuple):
         """U -> H u."""
         return Pushforward(self.caller, self.run, self.arguments)
 
-    def pushforward_of(self, position: int) -> Pushforward:
-        """U -> (the diagonal block of H for one variable) u."""
-        moved = self.arguments.at(self.arguments.leaves)
-        moved.chosen = [self.arguments.chosen[position]]
+    def only(self, position: int) -> Problem:
+        """The gradient by one variable, as a function of it: its Jacobian is a diagonal block of H."""
+        arguments = self.arguments.at(self.arguments.leaves)
+        arguments.chosen = [self.arguments.chosen[position]]
 
         def run(leaves: list[Any]) -> Evaluation:
             evaluation = self.run(leaves)
             return evaluation._replace(outputs=[evaluation.outputs[position]])
 
-        return Pushforward(self.caller, run, moved)
+        return Problem(self.caller, arguments, run)
 
 
 def value_of(evaluation: Evaluation) -> Any:
