@@ -172,7 +172,7 @@ class Linearization:
         along = [torch.zeros(0) if p is None else _uneven(p) for p in self._pulled]
         with torch.no_grad():
             try:
-                pushed = self.push(along)
+                pushed = self.filled(self.reach(along))
             except RuntimeError:
                 return False
             try:
@@ -192,10 +192,6 @@ class Linearization:
         """Names of the custom Functions on the way that define no forward-mode rule."""
         return graph.functions_without("jvp", self._outputs)
 
-    def push(self, tangents: Sequence[Tensor]) -> list[Tensor]:
-        """J u, as the derivative of v -> J^T v with respect to v, applied to u."""
-        return self.filled(self.reach(tangents))
-
     def filled(self, images: Sequence[Tensor | None]) -> list[Tensor]:
         """What was pushed forward, with zeros where there is no path."""
         return [
@@ -204,7 +200,7 @@ class Linearization:
         ]
 
     def reach(self, tangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
-        """J u, with None where there is no path."""
+        """J u, the derivative of v -> J^T v along u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
             for pulled, tangent in zip(self._pulled, tangents, strict=True)

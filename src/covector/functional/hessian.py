@@ -8,9 +8,8 @@ from typing import Any
 from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
 from covector.functional._door import check_dense_inputs, check_real_inputs, open_call
-from covector.functional._matrix import arranged, by_columns, by_rows
+from covector.functional._matrix import arranged, by_columns, by_rows, check_strategy
 from covector.functional._second import gradient, second_order
-from covector.functional._strategy import check_strategy
 
 
 @eager_alone

@@ -43,6 +43,7 @@ from covector.transforms._derive import (
 )
 from covector.transforms._plan import Plan
 from covector.transforms._question import Coordinates, Problem, Question, Request
+from covector.transforms._second import reverse_first
 
 MakeProblem = Callable[[Question], Problem]
 
@@ -65,6 +66,9 @@ class MatrixJob:
 
     def images(self, span: Span) -> list[Tensor]:
         """The images of some directions, within the memory limit if there is one."""
+        return reverse_first(lambda: self._images(span))
+
+    def _images(self, span: Span) -> list[Tensor]:
         problem = self.make(Question(self.caller, self.request, self.args, self.kwargs))
         derivative, pace = paced(problem, self.mode, self.request)
         over = problem.inputs() if self.mode == "forward" else problem.outputs(derivative.evaluation.outputs)
