@@ -169,6 +169,10 @@ class Pullback(LinearMap):
     def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
         return self._recording.pull(direction, keep=keep)
 
+    def reach(self, direction: Tensors) -> Sequence[Tensor | None]:
+        """The image of one direction, with None for a variable that no output leads to."""
+        return self._recording.reach(direction)
+
     def arranged(self, pulled: Sequence[Tensor]) -> Any:
         """What was pulled back, as a tree like the selected arguments."""
         return self._arguments.tree_of(pulled)
@@ -211,19 +215,15 @@ class Pushforward(LinearMap):
         self._draws: Tensor | None = None
         self._independent: list[int] = []
         if tracing() or is_exporting():
-            self._other = self._linear_part()
+            # The zeros that forward mode takes for the tangents of constants have no description while a
+            # compiler traces (all norms with weights fail), and each run of the function would draw other
+            # random numbers. The compiler drops what is computed for the pullback alone.
+            self._go_through(Linearized(caller, self._run, arguments))
 
-    def _linear_part(self) -> Apply:
-        """The map through the graph of the pullback, of one run of the function.
-
-        This is the way while a compiler traces: the zeros that forward mode takes for the tangents of
-        constants have no description there (all norms with weights fail), and each run of the function would
-        draw other random numbers. The compiler drops what is computed for the pullback alone.
-        """
-        linear = _linearize(self._run, self._arguments, nullcontext())
-        self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
-        self.evaluation = linear.evaluation
-        return linear.push
+    def _go_through(self, linear: Linearized) -> None:
+        """Apply the map through the graph of the pullback from now on."""
+        self._other, self.evaluation = linear.apply, linear.evaluation
+        self._independent = linear.independent()
 
     def independent(self) -> list[int]:
         """The outputs that carried no tangent when the function was last run."""
@@ -336,15 +336,16 @@ class Pushforward(LinearMap):
         if not self._may_go_around:
             raise NoForwardRule(operation)
         try:
-            linear = _linearize(self._run, self._arguments, setting)
-        except RuntimeError:  # a backward that cannot be recorded
-            self._other = self._rows_instead_of(operation)
-        else:
-            self._independent = [i for i, reached in enumerate(linear.reached()) if reached is None]
-            if operation == messages.CUSTOM_FUNCTION:
-                operation = ", ".join(linear.without_jvp()) or operation
-            self.evaluation = linear.evaluation
-            self._other = through_graph(linear, lambda: Pullback(self._caller, self._run, self._arguments))
+            with setting:
+                linear = Linearized(self._caller, self._run, self._arguments)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"{self._caller}: torch has no forward-mode rule for {operation}, and the pullback, which "
+                f"could replace it, failed: {first_sentence(error)}."
+            ) from error
+        self._go_through(linear)
+        if operation == messages.CUSTOM_FUNCTION:
+            operation = ", ".join(linear.without_jvp()) or operation
         self.batching = self.batching.down("graph", f"no forward-mode rule for {operation}")
         warn(
             f"{self._caller}: torch has no forward-mode rule for {operation}; the pullback was "
@@ -352,20 +353,12 @@ class Pushforward(LinearMap):
             ForwardModeWarning,
         )
 
-    def _rows_instead_of(self, operation: str) -> Apply:
-        try:
-            pullback = Pullback(self._caller, self._run, self._arguments)
-            self.evaluation = pullback.evaluation
-            return _by_rows(pullback)
-        except RuntimeError as error:
-            raise UnsupportedError(
-                f"{self._caller}: torch has no forward-mode rule for {operation}, and the pullback, which "
-                f"could replace it, failed: {first_sentence(error)}."
-            ) from error
-
 
 class Linearized(LinearMap):
-    """u -> J u through the graph of the pullback: the function is run once, here."""
+    """u -> J u through the graph of the pullback; where that has no derivative, by the rows of J.
+
+    The function is run once, here; for the rows it is run again.
+    """
 
     label = "linearized"
 
@@ -377,44 +370,64 @@ class Linearized(LinearMap):
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
+        self._pullback: Callable[[], Pullback] = lambda: Pullback(caller, run, arguments, at_top)
+        self._linear: reverse.Linearization | None = None
+        self._rows: Apply | None = None
         try:
-            linear = _linearize(run, arguments, nullcontext(), at_top)
+            linear = reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)
             if linear.obstacle is not None:
-                linear = _linearize(run, arguments, differentiable_attention(), at_top)
-        except RuntimeError as error:
-            pullback = _pullback_after(error, caller, run, arguments)
-            self.evaluation, self._push = pullback.evaluation, _by_rows(pullback)
+                with differentiable_attention():
+                    linear = reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)
+        except RuntimeError as error:  # a backward that cannot be recorded, or the function itself
+            if tracing():  # what is refused here must not be had by another way either
+                raise
+            self.evaluation = self._by_rows_after(error).evaluation
         else:
-            self.evaluation = linear.evaluation
-            self._push = through_graph(linear, lambda: Pullback(caller, run, arguments))
+            self._linear, self.evaluation = linear, linear.evaluation
+
+    def _by_rows_after(self, error: RuntimeError) -> Pullback:
+        """Go by the rows of J from now on; the error, if the pullback is not to be had either."""
+        try:
+            pullback = self._pullback()
+        except RuntimeError:
+            raise error from None
+        self._rows = _by_rows(pullback)
+        return pullback
 
     def apply(self, direction: Tensors) -> Tensors:
-        return self._push(direction)
+        return self.filled(self.reach(direction))
 
+    def reach(self, direction: Tensors, *, keep: bool = True) -> Sequence[Tensor | None]:
+        """J u, with None for an output that no variable leads to."""
+        if self._rows is None:
+            assert self._linear is not None
+            if self._linear.obstacle is None:
+                try:
+                    return self._linear.reach(direction, keep=keep)
+                except RuntimeError:  # a backward that turns out to have no derivative
+                    pass
+            self._rows = _by_rows(self._pullback())
+        return self._rows(direction)
 
-def _pullback_after(error: RuntimeError, caller: Caller, run: reverse.Run, arguments: Arguments) -> Pullback:
-    """The pullback of a function whose backward cannot be recorded; the error if that is not the trouble."""
-    try:
-        return Pullback(caller, run, arguments)
-    except RuntimeError:
-        raise error from None
+    def filled(self, images: Sequence[Tensor | None]) -> Tensors:
+        """What was pushed forward, with zeros where there is no path."""
+        return list(images) if self._linear is None else self._linear.filled(images)  # type: ignore[arg-type]
 
+    def pulled(self) -> Sequence[Tensor | None]:
+        """J^T applied to ones, for each variable; None where no output leads to it."""
+        if self._linear is not None:
+            return self._linear.pulled()
+        pullback = self._pullback()
+        return pullback.reach([torch.ones_like(output) for output in pullback.evaluation.outputs])
 
-def through_graph(linear: reverse.Linearization, pullback: Callable[[], Pullback]) -> Apply:
-    """J u by the graph of the pullback; where that has no derivative, by the rows of J."""
-    rows: list[Apply] = []
+    def independent(self) -> list[int]:
+        """The outputs that no variable leads to, as far as that is known."""
+        reached = [] if self._linear is None else self._linear.reached()
+        return [i for i, cotangent in enumerate(reached) if cotangent is None]
 
-    def push(direction: Tensors) -> Tensors:
-        if not rows and linear.obstacle is None:
-            try:
-                return linear.push(direction)
-            except RuntimeError:  # a backward that turns out to have no derivative
-                pass
-        if not rows:
-            rows.append(_by_rows(pullback()))
-        return rows[0](direction)
-
-    return push
+    def without_jvp(self) -> list[str]:
+        """Names of the custom Functions on the way that define no forward-mode rule."""
+        return [] if self._linear is None else self._linear.without_jvp()
 
 
 def _by_rows(pullback: Pullback) -> Apply:
@@ -432,13 +445,3 @@ def _by_rows(pullback: Pullback) -> Apply:
         return outputs.from_coords(sum(parts[1:], start=parts[0]))
 
     return push
-
-
-def _linearize(
-    run: reverse.Run,
-    arguments: Arguments,
-    setting: AbstractContextManager[None],
-    at_top: type[scopes.PlainScope] = scopes.PlainScope,
-) -> reverse.Linearization:
-    with setting:
-        return reverse.linearize(run, arguments.leaves, arguments.chosen, at_top)

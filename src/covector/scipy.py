@@ -96,7 +96,7 @@ def hessian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator:
     """
     caller = check_function("hessian_operator", func)
     arguments = check_primals(caller, select_all(primals))
-    product = _hessian_map(Gradient(caller, arguments, has_aux=False))
+    product = _hessian_map(Gradient.of(caller, arguments))
     chart = Chart.of(arguments.primals())
     flat = _Flat(lambda: product, chart, chart)
     return _operator(flat, flat)
@@ -271,11 +271,11 @@ class Objective(_OfVectors):
         return self._once("curvature", x, self._second)
 
     def _second(self, arguments: Arguments) -> _Flat:
-        derivative = _hessian_map(Gradient(self._caller, arguments, has_aux=False))
+        derivative = _hessian_map(Gradient.of(self._caller, arguments))
         return _Flat(lambda: derivative, self._chart, self._chart)
 
     def _gradient(self, arguments: Arguments) -> tuple[float, Vector]:
-        evaluation = Gradient(self._caller, arguments, has_aux=False).run(list(arguments.leaves))
+        evaluation = Gradient.of(self._caller, arguments).run(list(arguments.leaves))
         gradient = _array(self._chart.to_coords(evaluation.outputs)).astype("float64")
         return float(bare(evaluation.aux[0])), gradient
 

@@ -248,7 +248,7 @@ MISTAKES = {
     "too large": (
         lambda: covector.jacobian(mixing, executor=Posting(), max_memory="5kB")(POINT),
         BudgetError,
-        "with 9.6 kB, which is more than max_memory=5 kB. Allow more, or write it to a file",
+        "with 9.6 kB, which is more than max_memory=5 kB. Allow more; write it to a file",
     ),
 }
 

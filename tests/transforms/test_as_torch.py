@@ -1,5 +1,7 @@
 """Behaviours of torch.func that programs rely on, beside torch.func itself."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -364,7 +366,10 @@ def by_kernels(a, p):
 
 OF_DISTANCES = {
     "hessian": lambda f, a, u: covector.hessian(f)(a),
+    "hessian, reverse": lambda f, a, u: covector.hessian(f, mode="reverse")(a),
     "hessian, forward": lambda f, a, u: covector.hessian(f, mode="forward")(a),
+    "hessian, in blocks": lambda f, a, u: covector.hessian(f, executor=ThreadPoolExecutor(1))(a),
+    "hessian_blocks": lambda f, a, u: covector.hessian_blocks(f)(a),
     "hvp": lambda f, a, u: covector.hvp(f, (a,), (u,))[1][0],
     "vhp": lambda f, a, u: covector.vhp(f, (a,), (u,))[1][0],
     "hessian_diagonal": lambda f, a, u: covector.hessian_diagonal(f)(a),

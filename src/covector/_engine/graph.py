@@ -76,9 +76,6 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 # releases; in others the gradients just have no graph, so that a second derivative would be zero.
 _COMPILED = "torch._functorch._aot_autograd"
 
-# Where torch makes the custom Functions of registered operators.
-_OPERATORS = "torch._library.autograd"
-
 # Nodes whose batching rule gives wrong numbers unless one of these operands is batched too (torch 2.13; found
 # by a sweep over torch's operators).
 _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
@@ -264,16 +261,6 @@ def through_custom(inner: set[Any]) -> bool:
 def from_sparse(inner: set[Any]) -> bool:
     """Whether at one of these nodes a sparse tensor was made strided: its backward may leave zeros out."""
     return any(kind.__name__ == _TO_STRIDED for kind in set(map(type, inner)))
-
-
-def through_operator(inner: set[Any]) -> bool:
-    """Whether one of these nodes belongs to an operator registered with `torch.library`.
-
-    Such an operator is applied point by point in a batch, unless it has a rule of its own.
-    """
-    if not through_custom(inner):
-        return False
-    return any(getattr(type(n), "_forward_cls", Function).__module__ == _OPERATORS for n in inner)
 
 
 def only_custom(outputs: Sequence[Tensor], variable: Tensor) -> bool:

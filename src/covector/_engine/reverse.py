@@ -47,7 +47,7 @@ class Recording(NamedTuple):
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
-        evaluation = Evaluation([self.evaluation.outputs[position]], LEAF, [], None)
+        evaluation = self.evaluation._replace(outputs=[self.evaluation.outputs[position]], spec=LEAF)
         return self._replace(evaluation=evaluation, outputs=[self.outputs[position]])
 
     def part(self, output: int, variable: int) -> Recording:
@@ -102,8 +102,12 @@ def _with_graph(
 def _closed(scope: Scope, evaluation: Evaluation) -> Evaluation:
     outputs, spec, aux, aux_spec = evaluation
     if aux:
-        aux = [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+        aux = _handed_out(scope, aux)
     return Evaluation(list(map(scope.hand_out, outputs)), spec, aux, aux_spec)
+
+
+def _handed_out(scope: Scope, aux: list[Any]) -> list[Any]:
+    return [scope.hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
 
 
 def record(
@@ -122,32 +126,31 @@ def recorded(scope: Scope, evaluation: Evaluation) -> Recording:
 def record_gradient(
     run: Run, leaves: Sequence[Any], chosen: Sequence[int], at_top: type[PlainScope] = PlainScope
 ) -> Recording:
-    """Run a scalar function and its backward once; the outputs are the gradients, the value is aux.
+    """Run a scalar function and its backward once; its outputs are the gradients, aux begins with the value.
 
     A gradient without a path to it is a zero that requires no grad.
     """
     scope = scope_here(at_top, order=2)
 
     def run_twice(inner: list[Any]) -> Evaluation:
-        evaluation = run(inner)
-        (value,), variables = evaluation.outputs, scope.variables
+        (value,), spec, aux, aux_spec = run(inner)
+        variables = scope.variables
         pulled: Sequence[Tensor | None] = [None] * len(variables)
         if value.requires_grad:
             along = torch.ones_like(value, requires_grad=False)
             pulled = graph.backward([value], [along], variables, keep=True, record=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(variables, pulled, strict=True)]
-        return Evaluation(gradients, evaluation.spec, [value], None)
+        return Evaluation(gradients, spec, [value, *aux], aux_spec)
 
-    gradients, spec, (value,), _ = scope.run(run_twice, leaves, chosen)
-    variables = scope.variables
-    shown = scope.hand_out(value)
+    gradients, spec, aux, aux_spec = scope.run(run_twice, leaves, chosen)
+    variables, shown = scope.variables, _handed_out(scope, aux)
     if scope.custom:
         # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
-        if graph.once_on_the_way(value, variables):
+        if graph.once_on_the_way(aux[0], variables):
             raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
-    return Recording(Evaluation(gradients, spec, [shown], None), gradients, variables, scope)
+    return Recording(Evaluation(gradients, spec, shown, aux_spec), gradients, variables, scope)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Linearization:
         along = [torch.zeros(0) if p is None else _uneven(p) for p in self._pulled]
         with torch.no_grad():
             try:
-                pushed = self.push(along)
+                pushed = self.filled(self.reach(along))
             except RuntimeError:
                 return False
             try:
@@ -189,10 +192,6 @@ class Linearization:
         """Names of the custom Functions on the way that define no forward-mode rule."""
         return graph.functions_without("jvp", self._outputs)
 
-    def push(self, tangents: Sequence[Tensor]) -> list[Tensor]:
-        """J u, as the derivative of v -> J^T v with respect to v, applied to u."""
-        return self.filled(self.reach(tangents))
-
     def filled(self, images: Sequence[Tensor | None]) -> list[Tensor]:
         """What was pushed forward, with zeros where there is no path."""
         return [
@@ -201,7 +200,7 @@ class Linearization:
         ]
 
     def reach(self, tangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
-        """J u, with None where there is no path."""
+        """J u, the derivative of v -> J^T v along u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
             for pulled, tangent in zip(self._pulled, tangents, strict=True)

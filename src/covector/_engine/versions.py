@@ -78,7 +78,6 @@ NEEDED = (
     "torch.autograd.Function._backward_cls._forward_cls",
     "torch.autograd.Variable._execution_engine.run_backward",
     "torch._C._autograd._unsafe_set_version_counter",
-    "torch._library.autograd",
     # tensors and their memory
     "torch.Tensor._backward_hooks",
     "torch.Tensor._base",

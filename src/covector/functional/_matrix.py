@@ -13,6 +13,7 @@ from covector._engine import reverse
 from covector._images import Directions
 from covector._linear import LinearMap
 from covector._tree import Evaluation
+from covector.errors import ExclusiveOptionsError, OptionError
 from covector.functional._door import Call, Tensors, check_reached
 from covector.transforms._batch import Blocks
 from covector.transforms._complex import RealForm
@@ -21,6 +22,31 @@ from covector.transforms._question import Problem, Request
 
 # A batch of directions holds at most this many numbers of input and output together.
 _NUMBERS = 2**22
+
+
+STRATEGIES = ("reverse-mode", "forward-mode")
+
+
+def check_strategy(
+    verb: str, keyword: str, strategy: object, *, vectorize: bool, strict: bool, graph: bool
+) -> None:
+    """The strategy is known, and what else is asked for goes with it."""
+    if strategy not in STRATEGIES:
+        raise OptionError(
+            f"functional.{verb}: {keyword} must be 'reverse-mode' or 'forward-mode', got {strategy!r}."
+        )
+    forward = strategy == "forward-mode"
+    conflicts = (
+        (forward and graph, "create_graph=True", f"{keyword}='forward-mode'"),
+        (forward and strict, "strict=True", f"{keyword}='forward-mode'"),
+        (forward and not vectorize, "vectorize=False", f"{keyword}='forward-mode'"),
+        (strict and vectorize, "strict=True", "vectorize=True"),
+    )
+    for met, one, other in conflicts:
+        if met:
+            raise ExclusiveOptionsError(
+                f"functional.{verb}: {one} and {other} exclude each other. Change one of the two."
+            )
 
 
 def _request(mode: str, randomness: str, numbers: int) -> Request:

@@ -8,9 +8,8 @@ from typing import Any
 from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
 from covector.functional._door import check_dense_inputs, check_real_inputs, open_call
-from covector.functional._gradient import gradient, second_order
-from covector.functional._matrix import arranged, by_columns, by_rows
-from covector.functional._strategy import check_strategy
+from covector.functional._matrix import arranged, by_columns, by_rows, check_strategy
+from covector.functional._second import gradient, second_order
 
 
 @eager_alone
@@ -58,7 +57,7 @@ def hessian(
     check_real_inputs(call)
     check_dense_inputs(call)
     if outer_jacobian_strategy == "forward-mode":
-        _, blocks = by_columns(call, gradient(call))
+        _, blocks = by_columns(call, gradient(call).run)
         return arranged(call, blocks, one_row=call.one_input)
 
     def second_derivative(recording: Recording) -> Any:

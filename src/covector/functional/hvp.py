@@ -1,4 +1,4 @@
-"""`hvp`: the value of a scalar function, and the Hessian times a vector."""
+"""`hvp` and `vhp`: the Hessian of a scalar function times a vector, without the Hessian."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import eager_alone
-from covector.functional._product import hessian_product
+from covector._engine.reverse import Recording
+from covector.functional._door import check_reached, open_call, vector
+from covector.functional._second import second_order
 
 
 @eager_alone
@@ -40,4 +42,39 @@ def hvp(
         >>> covector.functional.hvp(lambda x: (x**3).sum(), x, v)
         (tensor(9.), tensor([  6., 120.]))
     """
-    return hessian_product("hvp", func, inputs, v, create_graph=create_graph, strict=strict)
+    return _product("hvp", func, inputs, v, create_graph=create_graph, strict=strict)
+
+
+@eager_alone
+def vhp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
+    """The value of `func` at the inputs, and v^T H, without the matrix.
+
+    It takes, gives and raises what `hvp` does: H is symmetric, so that v^T H and H v are the same.
+
+    Example:
+        >>> import torch, covector
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0])
+        >>> covector.functional.vhp(lambda x: (x**3).sum(), x, v)
+        (tensor(9.), tensor([  6., 120.]))
+    """
+    return _product("vhp", func, inputs, v, create_graph=create_graph, strict=strict)
+
+
+def _product(
+    verb: str, func: Callable[..., Any], inputs: Any, v: Any, *, create_graph: bool, strict: bool
+) -> tuple[Any, Any]:
+    """The value, and v pulled back through the graph of the gradient."""
+    call = open_call(verb, func, inputs, create_graph=create_graph, strict=strict)
+    with call.modes():
+        direction = vector(call, "v", v, call.inputs, "input")
+
+        def product(recording: Recording) -> tuple[Any, Any]:
+            pulled = recording.reach(direction, keep=False)
+            if strict:
+                check_reached(call, pulled, "the Hessian", "the gradient")
+            (value,) = call.handed_over(recording.evaluation.aux)
+            return value, call.like_inputs(recording.filled(pulled))
+
+        return second_order(call, product)

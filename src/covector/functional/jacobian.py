@@ -20,8 +20,7 @@ from covector.functional._door import (
     record,
     runner,
 )
-from covector.functional._matrix import arranged, by_columns, by_rows
-from covector.functional._strategy import check_strategy
+from covector.functional._matrix import arranged, by_columns, by_rows, check_strategy
 
 
 @eager_alone

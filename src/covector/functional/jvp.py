@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from covector._engine import levels, reverse
 from covector._engine.compiled import eager_alone
-from covector._linear import Linearized, Pullback, through_graph
+from covector._linear import Linearized
 from covector._tree import Evaluation
 from covector.errors import StrictError
 from covector.functional import _forward
@@ -22,7 +19,6 @@ from covector.functional._door import (
     check_reached,
     open_call,
     output_name,
-    record,
     runner,
     vector,
 )
@@ -71,38 +67,13 @@ def jvp(
 
 def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tensors]:
     """J u as the derivative of v -> J^T v."""
-    run = runner(call, accept_any)
-    if levels.active():
-        return _on_a_level(call, run, direction)
-    linear = reverse.linearize(run, call.inputs, range(len(call.inputs)), call.scope())
+    linear = Linearized(call.caller, runner(call, accept_any), call.arguments(), call.scope())
     if call.strict:
         check_reached(call, linear.pulled(), "the Jacobian", "the output")
-    images = _images(call, run, linear, direction)
+    images = linear.reach(direction, keep=False)
     if call.strict:
         _check_dependent(call, linear.evaluation, images)
     return linear.evaluation, linear.filled(images)
-
-
-def _on_a_level(call: Call, run: reverse.Run, direction: Tensors) -> tuple[Evaluation, Tensors]:
-    """J u inside another transform."""
-    if call.strict:
-        recording = record(call, run)
-        ones = [torch.ones_like(output) for output in recording.evaluation.outputs]
-        check_reached(call, recording.reach(ones), "the Jacobian", "the output")
-    linear = Linearized(call.caller, run, call.arguments())
-    return linear.evaluation, linear.apply(direction)
-
-
-def _images(
-    call: Call, run: reverse.Run, linear: reverse.Linearization, direction: Tensors
-) -> Sequence[Tensor | None]:
-    """J u through the graph of the pullback; where that has no derivative, by the rows of J."""
-    if linear.obstacle is None:
-        try:
-            return linear.reach(direction, keep=False)
-        except RuntimeError:  # a backward that turns out to have no derivative
-            linear = replace(linear, obstacle="a backward without a derivative")
-    return through_graph(linear, lambda: Pullback(call.caller, run, call.arguments()))(direction)
 
 
 def _check_dependent(call: Call, evaluation: Evaluation, images: Sequence[Tensor | None]) -> None:

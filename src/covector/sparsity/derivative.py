@@ -60,21 +60,22 @@ class Hessian:
         """The function, where a compiler looks for what is captured."""
         return self.caller.function
 
+    def _gradient(self, arguments: Arguments) -> Gradient:
+        gradient = Gradient.of(self.caller, arguments)
+        return gradient._replace(scalar=lambda leaves: gradient.scalar(_copies(leaves)))
+
     def run(self, arguments: Arguments) -> Run:
         """The gradient on flat leaves."""
-        gradient = Gradient(self.caller, arguments, has_aux=False)
-        return lambda leaves: gradient.run(_copies(leaves))
+        return self._gradient(arguments).run
 
     def forward(self, arguments: Arguments) -> LinearMap:
         """U -> H u."""
-        return Pushforward(self.caller, self.run(arguments), arguments)
+        return self._gradient(arguments).pushforward()
 
     def reverse(self, arguments: Arguments) -> LinearMap:
         """V -> H v, by reverse mode twice."""
-        run = self.run(arguments)
-        return reverse_first(
-            lambda: Pullback(self.caller, run, arguments), lambda: Pushforward(self.caller, run, arguments)
-        )
+        gradient = self._gradient(arguments)
+        return reverse_first(gradient.pullback, gradient.pushforward)
 
     def value(self, evaluation: Evaluation) -> Any:
         """The value of the function, which rode along with the gradient."""

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from covector._chart import Repeated
 from covector._engine import levels
 from covector._engine.compiled import tracing
-from covector._engine.memory import Watch
 from covector._images import Gathered, Tensors
-from covector._linear import LinearMap, NoForwardRule, Pushforward
+from covector._linear import LinearMap
 from covector._tasks.manifest import Manifest
 from covector._tasks.mapping import TASKS, Block, blocks, named_arguments, spans
 from covector._tasks.parts import fingerprint
@@ -27,16 +25,25 @@ from covector._tasks.sending import Span
 from covector._tasks.sinks import Sink, as_part, begun, place, sink
 from covector._tree import Evaluation
 from covector.errors import (
-    BudgetError,
     Caller,
     RandomnessError,
     ResumeError,
     UnsupportedError,
-    first_sentence,
 )
-from covector.transforms._derive import ASKED, Choose, Derived, by_columns, by_rows
-from covector.transforms._plan import Budget, Plan, in_units
+from covector.transforms._derive import (
+    ASKED,
+    NOT_FORWARD,
+    Choose,
+    Derived,
+    Sizes,
+    assembled,
+    paced,
+    sized,
+    why_not_forward,
+)
+from covector.transforms._plan import Plan
 from covector.transforms._question import Coordinates, Problem, Question, Request
+from covector.transforms._second import reverse_first
 
 MakeProblem = Callable[[Question], Problem]
 
@@ -59,15 +66,11 @@ class MatrixJob:
 
     def images(self, span: Span) -> list[Tensor]:
         """The images of some directions, within the memory limit if there is one."""
+        return reverse_first(lambda: self._images(span))
+
+    def _images(self, span: Span) -> list[Tensor]:
         problem = self.make(Question(self.caller, self.request, self.args, self.kwargs))
-        limit = self.request.max_memory
-        if limit is None:
-            derivative = _linear_map(problem, self.mode)
-            pace = None
-        else:
-            with Watch() as watch:
-                derivative = _linear_map(problem, self.mode)
-            pace = Budget(self.caller, limit - watch.live, None)
+        derivative, pace = paced(problem, self.mode, self.request)
         over = problem.inputs() if self.mode == "forward" else problem.outputs(derivative.evaluation.outputs)
         part = _Part(over, span)
         return derivative.matrix(part, chunk_size=None, randomness=self.request.randomness, pace=pace)
@@ -91,12 +94,6 @@ class _Part(NamedTuple):
         return self.whole.basis(self.span.start + start, self.span.start + stop, like)
 
 
-def _linear_map(problem: Problem, mode: str) -> LinearMap:
-    if mode == "forward":
-        return Pushforward(problem.caller, problem.run, problem.arguments)
-    return problem.pullback()
-
-
 class _InBlocks(LinearMap):
     """The linear map of a job, whose matrix an executor computes; single directions are applied here."""
 
@@ -108,7 +105,7 @@ class _InBlocks(LinearMap):
         self._problem, self._job, self._executor = problem, job, executor
 
     def apply(self, direction: Tensors) -> Tensors:
-        return _linear_map(self._problem, self._job.mode).apply(direction)
+        return self._problem.derivative(self._job.mode).apply(direction)
 
     def matrix(self, over: Any, *, chunk_size: int | None, **_: Any) -> Tensors:
         wanted = spans(0, over.size, chunk_size or over.size) or [Span(0, 0)]
@@ -118,23 +115,6 @@ class _InBlocks(LinearMap):
                 gathered.add(block.span.start, block.images)
                 advance()
         return gathered.whole()
-
-
-class _Sizes(NamedTuple):
-    """What one run of the function tells: its value, the sides of the matrix, the bytes of a graph."""
-
-    evaluation: Evaluation
-    outputs: Coordinates
-    inputs: Coordinates
-    dtype: torch.dtype
-    graph: int
-
-    @property
-    def direction(self) -> dict[str, int]:
-        """How many bytes the image of one direction has, by mode."""
-        samples = self.inputs.samples if isinstance(self.inputs, Repeated) else 1
-        each = samples * self.dtype.itemsize
-        return {"reverse": self.inputs.size * each, "forward": self.outputs.size * each}
 
 
 class InBlocks(NamedTuple):
@@ -156,7 +136,12 @@ def derive_in_blocks(
     before = begun(caller, work.out)
     # Before the function runs, which may change what it captures.
     identity = None if work.out is None else _identity(caller, request, args, kwargs)
-    sizes = _sized(problem, measured=request.max_memory is not None)
+    sizes = sized(problem, measured=request.max_memory is not None)
+    if sizes.drew:
+        raise RandomnessError(
+            f"{caller}: the function draws random numbers, and each block would see its own. Draw them "
+            "before, and pass them as an argument."
+        )
     mode, reason = _mode(problem, request, sizes, before, choose)
     request = request._replace(chunk_size=_block_size(request, sizes, mode, before))
     job = MatrixJob(caller, request._replace(chunk_size=None), args, kwargs, make, mode)
@@ -167,12 +152,9 @@ def derive_in_blocks(
         return InBlocks(
             None, target.array, Plan(mode, *matrix.shape, matrix.block, reason, request.max_memory)
         )
-    _require_room(caller, request, sizes)
+    sizes.require_room(caller, request.max_memory)
     derivative = _InBlocks(problem, sizes.evaluation, job, work.executor)
-    if mode == "forward":
-        derived = by_columns(problem, request, reason, forward=derivative)
-    else:
-        derived = by_rows(problem, derivative, sizes.outputs, sizes.inputs, request, reason)
+    derived = assembled(problem, derivative, mode, request, reason)
     return InBlocks(derived, None, derived.plan)
 
 
@@ -184,51 +166,24 @@ def _require_top_level(caller: Caller) -> None:
         )
 
 
-def _sized(problem: Problem, *, measured: bool) -> _Sizes:
-    """One run without a graph; one that draws random numbers would differ from block to block."""
-    watch = Watch()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        if measured:
-            with watch:
-                evaluation = problem.run(list(problem.arguments.leaves))
-        else:
-            evaluation = problem.run(list(problem.arguments.leaves))
-        drew = not torch.equal(before, torch.get_rng_state())
-    if drew:
-        raise RandomnessError(
-            f"{problem.caller}: the function draws random numbers, and each block would see its own. Draw "
-            "them before, and pass them as an argument."
-        )
-    dtype = torch.bool
-    for tensor in (*evaluation.outputs, *problem.arguments.primals()):
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return _Sizes(evaluation, problem.outputs(evaluation.outputs), problem.inputs(), dtype, watch.total)
-
-
 def _mode(
-    problem: Problem, request: Request, sizes: _Sizes, before: Manifest | None, choose: Choose
+    problem: Problem, request: Request, sizes: Sizes, before: Manifest | None, choose: Choose
 ) -> tuple[str, str]:
     """By which mode, and why."""
     if request.mode != "auto":
         return request.mode, ASKED
     if before is not None:
         return before.mode, "the file was begun with it"
-    mode, reason = choose(sizes.outputs.size, sizes.inputs.size)
-    if request.max_memory is not None and sizes.graph > request.max_memory:
-        mode, reason = "forward", f"a graph of up to {in_units(sizes.graph)} would not fit"
+    mode, reason = sizes.choose(request.max_memory, choose)
     if mode == "forward":
-        forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
         try:
-            forward.apply_batch(sizes.inputs.basis(0, 1))
-        except NoForwardRule as missing:
-            return "reverse", f"torch has no forward-mode rule for {missing}"
-        except UnsupportedError as error:
-            return "reverse", f"forward mode did not do: {first_sentence(error)}"
+            problem.derivative(mode, go_around=False).apply_batch(sizes.inputs.basis(0, 1))
+        except NOT_FORWARD as error:
+            return "reverse", why_not_forward(error)
     return mode, reason
 
 
-def _block_size(request: Request, sizes: _Sizes, mode: str, before: Manifest | None) -> int:
+def _block_size(request: Request, sizes: Sizes, mode: str, before: Manifest | None) -> int:
     """How many directions a block has."""
     count = sizes.inputs.size if mode == "forward" else sizes.outputs.size
     if request.chunk_size is not None:
@@ -238,17 +193,6 @@ def _block_size(request: Request, sizes: _Sizes, mode: str, before: Manifest | N
     allowed = _BLOCK_BYTES if request.max_memory is None else min(_BLOCK_BYTES, request.max_memory)
     fitting = allowed // max(1, sizes.direction[mode])
     return max(1, min(max(_FEWEST, -(-count // TASKS)), fitting, count))
-
-
-def _require_room(caller: Caller, request: Request, sizes: _Sizes) -> None:
-    """Refuse a result that is larger than the memory that is allowed; it could be written to a file."""
-    result = sizes.outputs.size * sizes.direction["reverse"]
-    if request.max_memory is not None and result > request.max_memory:
-        raise BudgetError(
-            f"{caller}: the Jacobian is {sizes.outputs.size} x {sizes.inputs.size} with {in_units(result)}, "
-            f"which is more than max_memory={in_units(request.max_memory)}. Allow more, or write it to a "
-            "file: out='jacobian.npy'."
-        )
 
 
 # Into an array
@@ -266,7 +210,7 @@ def _identity(caller: Caller, request: Request, args: Sequence[Any], kwargs: dic
     return _Identity(fingerprint(caller.function), fingerprint((tuple(args), kwargs, asked)))
 
 
-def _manifest(identity: _Identity, mode: str, request: Request, sizes: _Sizes) -> Manifest:
+def _manifest(identity: _Identity, mode: str, request: Request, sizes: Sizes) -> Manifest:
     """The matrix that a call is to write."""
     dtype = torch.float32 if sizes.dtype is torch.bfloat16 else sizes.dtype
     assert request.chunk_size is not None

@@ -16,11 +16,10 @@ from covector._engine import levels
 from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
-from covector._linear import LinearMap, NoForwardRule, Pushforward
+from covector._linear import LinearMap, NoForwardRule
 from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
-from covector.transforms._door import Accept, accept_differentiable
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
 from covector.transforms._pullback import ShortPullback
 from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
@@ -46,42 +45,32 @@ class Derived(NamedTuple):
 
 
 def jacobian_of(
-    caller: Caller,
-    request: Request,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    *,
-    accept: Accept = accept_differentiable,
-    value: bool = False,
-    copies: bool = True,
+    caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Plan]:
-    """The Jacobian that a verb asks for, as its caller gets it, and how it was computed.
-
-    Without `copies` the function is run on the caller's own tensors.
-    """
+    """The Jacobian that a verb asks for, as its caller gets it, and how it was computed."""
     pullback = None
-    if not value and (len(args) == 1 or not copies) and request.is_plain(args, kwargs):
-        pullback = _short_pullback(caller, request, args, copies=copies)
+    if request.is_plain(args, kwargs):
+        pullback = _short_pullback(caller, request, args)
         found = None if pullback is None else _short_rows(pullback, request, args)
         if found is not None:
             return found
-    question = Question(caller, request, args, kwargs, accept=accept, value=value, copies=copies)
+    question = Question(caller, request, args, kwargs)
     if request.work is not None:
         return in_blocks(question, args, kwargs)
     derived = derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
 
-def asking(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
-    """The function that a verb returns."""
+def asking(caller: Caller, request: Request) -> Callable[..., Any]:
+    """The function that a verb returns. It does not refer to itself: dropped, it is gone."""
 
     def derivative(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, answer, args, kwargs)[0]
+        return _answered(caller, request, jacobian_of, args, kwargs)[0]
 
     return named_after(derivative, like=caller.function)
 
 
-def planned(caller: Caller, request: Request, answer: Answer) -> Callable[..., Any]:
+def planned(caller: Caller, request: Request, answer: Answer = jacobian_of) -> Callable[..., Any]:
     """The function that a verb returns; after a call, its `plan` says how the derivative was computed.
 
     Where the mode is left open, `by_mode` makes the same by a mode that somebody else chose.
@@ -126,14 +115,12 @@ def in_blocks(
     return question.answer(found.derived.flat(), found.derived.evaluation, order=order), found.plan
 
 
-def _short_pullback(
-    caller: Caller, request: Request, args: Sequence[Any], *, copies: bool
-) -> ShortPullback | None:
+def _short_pullback(caller: Caller, request: Request, args: Sequence[Any]) -> ShortPullback | None:
     """One run on leaves of its own; None if the function works in place and is to be given copies."""
     try:
         return ShortPullback(caller, args, (request.argnums,), accept_real)
     except RuntimeError as error:
-        if not (copies and writes_to_leaf(error)):
+        if not (request.copies and writes_to_leaf(error)):
             raise
     return None
 
@@ -155,36 +142,43 @@ def derive(
     if request.max_memory is not None:
         return _within_memory(problem, request, choose)
     if request.mode == "forward":
-        return by_columns(problem, request, ASKED)
+        return by_columns(problem, problem.derivative("forward"), request, ASKED)
     if pullback is None:
         pullback = problem.pullback()
-    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     if request.mode == "reverse":
-        return by_rows(problem, pullback, outputs, inputs, request, ASKED)
+        return by_rows(problem, pullback, request, ASKED)
+    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     mode, reason = choose(outputs.size, inputs.size)
+    if mode == "forward" and choose is by_sizes and worth_a_trial(outputs.size, inputs.size):
+        mode, reason = (mode, reason) if levels.active() else _by_trial(problem, pullback, outputs, inputs)
     if mode == "forward":
-        if choose is by_sizes and worth_a_trial(outputs.size, inputs.size) and not levels.active():
-            mode, reason = _by_trial(problem, pullback, outputs, inputs)
-        if mode == "forward":
-            try:
-                return by_columns(problem, request, reason, go_around=False)
-            except NoForwardRule as missing:
-                reason = f"torch has no forward-mode rule for {missing}"
-            except UnsupportedError as error:
-                reason = f"forward mode did not do: {first_sentence(error)}"
-            except RandomnessError:
-                reason = "the function draws random numbers, which reverse mode does once"
-    return by_rows(problem, pullback, outputs, inputs, request, reason)
+        try:
+            return by_columns(problem, problem.derivative("forward", go_around=False), request, reason)
+        except NOT_FORWARD as error:
+            reason = why_not_forward(error)
+    return by_rows(problem, pullback, request, reason)
+
+
+# What forward mode may raise where reverse mode need not.
+NOT_FORWARD = (NoForwardRule, RandomnessError, UnsupportedError)
+
+
+def why_not_forward(error: Exception) -> str:
+    """Why it is reverse mode after all."""
+    if isinstance(error, NoForwardRule):
+        return f"torch has no forward-mode rule for {error}"
+    if isinstance(error, RandomnessError):
+        return "the function draws random numbers, which reverse mode does once"
+    return f"forward mode did not do: {first_sentence(error)}"
 
 
 def _by_trial(
     problem: Problem, pullback: LinearMap, outputs: Coordinates, inputs: Coordinates
 ) -> tuple[str, str]:
     """The mode whose first few directions take less time, extrapolated to all of them."""
-    forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=False)
     try:
-        column = _seconds_per_direction(forward, inputs)
-    except (NoForwardRule, RandomnessError, UnsupportedError):
+        column = _seconds_per_direction(problem.derivative("forward", go_around=False), inputs)
+    except NOT_FORWARD:
         return "forward", "sizes suggest it"  # and the attempt says why not
     row = _seconds_per_direction(pullback, outputs)
     ratio = column * inputs.size / (row * outputs.size)
@@ -200,16 +194,23 @@ def _seconds_per_direction(derivative: LinearMap, over: Coordinates) -> float:
     return (perf_counter() - start) / count
 
 
-def by_rows(
+def assembled(
     problem: Problem,
-    pullback: LinearMap,
-    outputs: Coordinates,
-    inputs: Coordinates,
+    derivative: LinearMap,
+    mode: str,
     request: Request,
     reason: str,
     pace: Budget | None = None,
 ) -> Derived:
+    """The Jacobian from the images of the basis, of which a mode makes rows or columns."""
+    return (by_rows if mode == "reverse" else by_columns)(problem, derivative, request, reason, pace)
+
+
+def by_rows(
+    problem: Problem, pullback: LinearMap, request: Request, reason: str, pace: Budget | None = None
+) -> Derived:
     """The Jacobian by reverse mode."""
+    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
     rows = pullback.matrix(outputs, chunk_size=request.chunk_size, randomness=request.randomness, pace=pace)
     blocks = [[_row_block(stack, place, problem.samples) for stack in rows] for place in outputs.places]
     if problem.samples is not None:
@@ -230,17 +231,9 @@ def _row_block(stack: Tensor, place: AnyPlace, samples: Samples | None) -> Tenso
 
 
 def by_columns(
-    problem: Problem,
-    request: Request,
-    reason: str,
-    pace: Budget | None = None,
-    *,
-    go_around: bool = True,
-    forward: LinearMap | None = None,
+    problem: Problem, forward: LinearMap, request: Request, reason: str, pace: Budget | None = None
 ) -> Derived:
     """The Jacobian by forward mode."""
-    if forward is None:
-        forward = Pushforward(problem.caller, problem.run, problem.arguments, go_around=go_around)
     inputs = problem.inputs()
     # Inside a batch an in-place operation needs tangents that belong to the batch.
     like = problem.arguments.primals() if levels.active() else None
@@ -281,55 +274,89 @@ def _within_memory(problem: Problem, request: Request, choose: Choose) -> Derive
             f"{problem.caller}: max_memory cannot be kept to inside torch.compile, where nothing can be "
             "measured while the program is traced. Pass chunk_size instead, or call it outside."
         )
-    outputs, needed = _size_up(problem, request)
-    inputs = problem.inputs()
-    first, reason = choose(outputs.size, inputs.size)
-    if needed > request.max_memory:
-        first, reason = "forward", f"a graph of up to {in_units(needed)} would not fit"
+    sizes = sized(problem, measured=True)
+    sizes.require_room(problem.caller, request.max_memory)
+    first, reason = sizes.choose(request.max_memory, choose)
     order = {"forward": ("forward", "reverse"), "reverse": ("reverse", "forward")}[first]
     modes = [(mode, reason) for mode in order] if request.mode == "auto" else [(request.mode, ASKED)]
     obstacles: list[Exception] = []
     for mode, why in modes:
         why = f"{first} mode did not do: {obstacles[0]}" if obstacles else why
         try:
-            if mode == "reverse":
-                return _rows_within_memory(problem, request, why)
-            pace = Budget(problem.caller, request.max_memory, request.chunk_size)
-            return by_columns(problem, request, why, pace, go_around=request.mode != "auto")
-        except (BudgetError, NoForwardRule, RandomnessError, UnsupportedError) as obstacle:
+            derivative, pace = paced(problem, mode, request, go_around=request.mode != "auto")
+            return assembled(problem, derivative, mode, request, why, pace)
+        except (BudgetError, *NOT_FORWARD) as obstacle:
             obstacles.append(obstacle)
     raise next((o for o in obstacles if isinstance(o, BudgetError)), obstacles[0])
 
 
-def _rows_within_memory(problem: Problem, request: Request, reason: str) -> Derived:
+def paced(
+    problem: Problem, mode: str, request: Request, *, go_around: bool = True
+) -> tuple[LinearMap, Budget | None]:
+    """The derivative by one mode, and the pace that keeps to the memory limit, if there is one."""
+    limit = request.max_memory
+    if limit is None:
+        return problem.derivative(mode, go_around=go_around), None
     with Watch() as watch:
-        pullback = problem.pullback()
-    left = request.max_memory - watch.live
-    if left <= 0:
+        derivative = problem.derivative(mode, go_around=go_around)
+    if watch.live >= limit:
         raise BudgetError(
             f"{problem.caller}: the graph for reverse mode takes {in_units(watch.live)}, which leaves "
-            f"nothing of max_memory={in_units(request.max_memory)}. Allow more, or use mode='forward'."
+            f"nothing of max_memory={in_units(limit)}. Allow more, or use mode='forward'."
         )
-    pace = Budget(problem.caller, left, request.chunk_size)
-    outputs = problem.outputs(pullback.evaluation.outputs)
-    return by_rows(problem, pullback, outputs, problem.inputs(), request, reason, pace)
+    return derivative, Budget(problem.caller, limit - watch.live, request.chunk_size)
 
 
-def _size_up(problem: Problem, request: Request) -> tuple[Coordinates, int]:
-    """The chart of the outputs, and the most that a graph can take, by one run without a graph."""
-    arguments = problem.arguments
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), Watch() as watch:
-        evaluation = problem.run(list(arguments.leaves))
-    outputs = problem.outputs(evaluation.outputs)
-    inputs = problem.inputs()
-    entry = max(t.element_size() for t in (*evaluation.outputs, *arguments.primals()))
-    count = 1 if problem.samples is None else arguments.primals()[0].shape[problem.samples.inputs]
-    result = count * outputs.size * inputs.size * entry
-    if result > request.max_memory:
-        raise BudgetError(
-            f"{problem.caller}: the Jacobian is {'' if count == 1 else f'{count} x '}{outputs.size} x "
-            f"{inputs.size} with {in_units(result)}, which is more than max_memory="
-            f"{in_units(request.max_memory)}. Allow more; or ask for products with it (vjp, jvp, hvp) "
-            "instead of the matrix."
-        )
-    return outputs, watch.total
+class Sizes(NamedTuple):
+    """What one run of the function tells: its value, the sides of the matrix, the bytes of a graph."""
+
+    evaluation: Evaluation
+    outputs: Coordinates
+    inputs: Coordinates
+    dtype: torch.dtype
+    graph: int
+    drew: bool
+    """Whether the function draws random numbers."""
+
+    @property
+    def samples(self) -> int:
+        """How many matrices there are."""
+        return self.inputs.samples if isinstance(self.inputs, Repeated) else 1
+
+    @property
+    def direction(self) -> dict[str, int]:
+        """How many bytes the image of one direction has, by mode."""
+        each = self.samples * self.dtype.itemsize
+        return {"reverse": self.inputs.size * each, "forward": self.outputs.size * each}
+
+    def choose(self, limit: int | None, choose: Choose) -> tuple[str, str]:
+        """The mode that the sizes suggest, and why: forward mode, if a graph might not fit."""
+        if limit is not None and self.graph > limit:
+            return "forward", f"a graph of up to {in_units(self.graph)} would not fit"
+        return choose(self.outputs.size, self.inputs.size)
+
+    def require_room(self, caller: Caller, limit: int | None) -> None:
+        """Refuse a result that is larger than the memory that is allowed."""
+        result = self.outputs.size * self.direction["reverse"]
+        if limit is not None and result > limit:
+            raise BudgetError(
+                f"{caller}: the Jacobian is {'' if self.samples == 1 else f'{self.samples} x '}"
+                f"{self.outputs.size} x {self.inputs.size} with {in_units(result)}, which is more than "
+                f"max_memory={in_units(limit)}. Allow more; write it to a file (out='jacobian.npy'); or ask "
+                "for products with it (vjp, jvp, hvp) instead of the matrix."
+            )
+
+
+def sized(problem: Problem, *, measured: bool) -> Sizes:
+    """The sizes, by one run without a graph; `measured`, with the most that a graph can take."""
+    arguments, watch = problem.arguments, Watch()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        with watch if measured else nullcontext():
+            evaluation = problem.run(list(arguments.leaves))
+        drew = not torch.equal(before, torch.get_rng_state())
+    dtype = torch.bool
+    for tensor in (*evaluation.outputs, *arguments.primals()):
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    outputs, inputs = problem.outputs(evaluation.outputs), problem.inputs()
+    return Sizes(evaluation, outputs, inputs, dtype, watch.total, drew)

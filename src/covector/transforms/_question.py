@@ -11,7 +11,7 @@ from covector._chart import Chart, Repeated
 from covector._engine.messages import writes_to_leaf
 from covector._engine.scopes import Run, is_simple
 from covector._engine.tensors import refuses_writes
-from covector._linear import Pullback
+from covector._linear import LinearMap, Pullback, Pushforward
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
 from covector.errors import ArgumentValueError, Caller
 from covector.transforms._batch import Samples, check_batch_dim, check_samples
@@ -34,7 +34,11 @@ Coordinates = Chart | Repeated
 
 
 class Request(NamedTuple):
-    """What is asked of a Jacobian or a Hessian; the same words as the keywords of the verbs."""
+    """What is asked of a Jacobian or a Hessian; the same words as the keywords of the verbs.
+
+    Beside those, verbs differ in what the function may return (`accept`), whether its value is given, and
+    whether it is run on `copies` of the caller's tensors.
+    """
 
     argnums: Argnums
     argnames: Argnames
@@ -46,6 +50,9 @@ class Request(NamedTuple):
     batch_dim: int | None = None
     complex: str | None = None
     work: Work | None = None
+    accept: Accept = accept_differentiable
+    value: bool = False
+    copies: bool = True
 
     def checked(self, verb: str) -> Request:
         """This request, if its values make sense, with the memory limit in bytes."""
@@ -71,10 +78,11 @@ class Request(NamedTuple):
         return self._replace(work=work_of(verb, executor, out))
 
     def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether nothing more is asked for than rows by one of several tensors."""
+        """Whether nothing more is asked for than rows by one of several tensors, which need no copies."""
         if self.mode == "forward" or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
             return False
-        return self[1:] in _PLAIN and not kwargs and is_simple(args)
+        alone = not self.copies or len(args) == 1
+        return alone and self[1:] in _PLAIN and not kwargs and is_simple(args)
 
     def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
@@ -86,7 +94,10 @@ class Request(NamedTuple):
 
 
 # What is asked for beside the argument, if that is nothing but the rows of a Jacobian.
-_PLAIN = [Request(0, None, False, None, "error", mode)[1:] for mode in ("auto", "reverse")]
+_PLAIN = [
+    Request(0, None, False, None, "error", mode, copies=copies)[1:]
+    for mode, copies in (("reverse", False), ("auto", True), ("reverse", True))
+]
 
 
 def accept_real(caller: Caller, evaluation: Evaluation) -> None:
@@ -120,42 +131,36 @@ class Problem(NamedTuple):
         """The derivative by reverse mode."""
         return Pullback(self.caller, self.run, self.arguments)
 
+    def derivative(self, mode: str, *, go_around: bool = True) -> LinearMap:
+        """The derivative by one mode; not to `go_around` missing forward-mode rules raises NoForwardRule."""
+        if mode == "reverse":
+            return self.pullback()
+        return Pushforward(self.caller, self.run, self.arguments, go_around=go_around)
+
 
 class Question:
     """One call: the arguments bound and checked, the function made one of real tensors."""
 
-    def __init__(
-        self,
-        caller: Caller,
-        request: Request,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        accept: Accept = accept_differentiable,
-        value: bool = False,
-        copies: bool = True,
-    ) -> None:
+    def __init__(self, caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.request = request
-        self._value = value
         self._bound = arguments = request.bind(caller, args, kwargs)
         samples, count = None, None
         if request.batch_dim is not None:
             samples = Samples(request.batch_dim, request.batch_dim)
             names = lambda: arguments.paths(caller.function)  # noqa: E731
             count = check_samples(caller, arguments.primals(), request.batch_dim, names)
-        self.accept = self._accepting(accept, count)
-        run = runner(caller, arguments, self.accept, has_aux=request.has_aux)
-        run = _on_copies(run) if copies else run
-        run = _with_value(run) if value else run
+        run = runner(caller, arguments, self._accepting(count), has_aux=request.has_aux)
+        run = _on_copies(run) if request.copies else run
+        run = _with_value(run) if request.value else run
         self.real_form: RealForm | None = None
         if request.complex is not None:
             self.real_form = RealForm(caller, arguments, run, samples=count is not None)
             arguments, run = self.real_form.arguments, self.real_form.run
         self.problem = Problem(caller, arguments, run, samples)
 
-    def _accepting(self, accept: Accept, count: int | None) -> Accept:
+    def _accepting(self, count: int | None) -> Accept:
         """What the function has to return: real or complex tensors as asked for, with all samples."""
-        batch_dim, convention = self.request.batch_dim, self.request.complex
+        accept, batch_dim, convention = self.request.accept, self.request.batch_dim, self.request.complex
 
         def accepting(caller: Caller, evaluation: Evaluation) -> None:
             accept(caller, evaluation)
@@ -174,16 +179,16 @@ class Question:
         for _ in range(order):
             leaves = _in_trees(leaves, self._bound)
         derivative = unflatten(leaves, evaluation.spec)
-        if not (self._value or self.request.has_aux):
+        with_value, with_aux = self.request.value, self.request.has_aux
+        if not (with_value or with_aux):
             return derivative
         value, aux = self._carried(evaluation)
-        parts = [*([value] if self._value else []), derivative, *([aux] if self.request.has_aux else [])]
-        return tuple(parts)
+        return (*([value] if with_value else []), derivative, *([aux] if with_aux else []))
 
     def _carried(self, evaluation: Evaluation) -> tuple[Any, Any]:
         """The value and the auxiliary part, which come back together."""
         value, aux, extra = None, None, evaluation.aux
-        if self._value:
+        if self.request.value:
             count = evaluation.spec.num_leaves
             value, extra = unflatten(extra[:count], evaluation.spec), extra[count:]
         if self.request.has_aux:

@@ -88,7 +88,10 @@ def _hessian_of(caller: Caller, request: Request, args: Any, kwargs: dict[str, A
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
         return in_blocks(question, args, kwargs, _second_problem, by_sizes_of_gradient, order=2)
-    derived = _by_some_mode(question) if request.mode == "auto" else _second(question, request.mode)
+    if request.mode == "auto":
+        derived = _by_some_mode(question)
+    else:
+        derived = reverse_first(lambda: _second(question, request.mode))
     return question.answer(derived.flat(), derived.evaluation, order=2), derived.plan
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart
 from covector._engine.compiled import eager_alone, named_after
 from covector._linear import LinearMap
 from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
+from covector.transforms._derive import ASKED, assembled
 from covector.transforms._door import check_function
-from covector.transforms._question import Request
-from covector.transforms._second import Gradient, reverse_first
+from covector.transforms._question import Problem, Request
+from covector.transforms._second import Gradient, auxiliary, reverse_first
 
 # Rows of a diagonal are made only to be looked at; this many numbers of them at once are 32 MB.
 _NUMBERS_AT_ONCE = 2**22
 
-# The part of a derivative that belongs to one variable, from the map v -> v^T H of that variable.
-Part = Callable[[LinearMap, Tensor, Request], Tensor]
+# The part of H that belongs to one variable: of what Jacobian, by what map and mode, and what is asked.
+Part = Callable[[Problem, LinearMap, str, Request], Tensor]
 
 
 @eager_alone
@@ -122,31 +122,32 @@ def _part_by_part(
     caller: Caller, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part
 ) -> Any:
     """The part of the Hessian that belongs to each variable, arranged like the selected arguments."""
-    gradient = Gradient(caller, request.bind(caller, args, kwargs), request.has_aux)
-    primals = gradient.arguments.primals()
+    gradient = Gradient.of(caller, request.bind(caller, args, kwargs), has_aux=request.has_aux)
+    problems = [gradient.only(position) for position in range(len(gradient.arguments.chosen))]
 
-    def by_reverse() -> tuple[Sequence[Tensor], Evaluation]:
+    def by(mode: str, maps: Sequence[LinearMap]) -> tuple[list[Tensor], Evaluation]:
+        pairs = zip(problems, maps, strict=True)
+        return [part(problem, one, mode, request) for problem, one in pairs], maps[0].evaluation
+
+    def by_reverse() -> tuple[list[Tensor], Evaluation]:
         pullback = gradient.pullback()
-        parts = [part(pullback.part(i, i), primal, request) for i, primal in enumerate(primals)]
-        return parts, pullback.evaluation
+        return by("reverse", [pullback.part(i, i) for i in range(len(problems))])
 
-    def by_forward() -> tuple[Sequence[Tensor], Evaluation]:
-        maps = [gradient.pushforward_of(i) for i in range(len(primals))]
-        parts = [part(one, primal, request) for one, primal in zip(maps, primals, strict=True)]
-        return parts, maps[0].evaluation
+    def by_forward() -> tuple[list[Tensor], Evaluation]:
+        return by("forward", [problem.derivative("forward") for problem in problems])
 
     parts, evaluation = reverse_first(by_reverse, by_forward)
-    return gradient.answer(gradient.arguments.tree_of(parts), evaluation)
+    result = gradient.arguments.tree_of(parts)
+    return (result, auxiliary(evaluation)) if request.has_aux else result
 
 
-def _block(derivative: LinearMap, primal: Tensor, request: Request) -> Tensor:
-    chart = Chart.of([primal])
-    (rows,) = derivative.matrix(chart, chunk_size=request.chunk_size, randomness=request.randomness)
-    return rows.reshape((*primal.shape, *primal.shape))
+def _block(problem: Problem, derivative: LinearMap, mode: str, request: Request) -> Tensor:
+    (block,) = assembled(problem, derivative, mode, request, ASKED).flat()
+    return block
 
 
-def _diagonal(derivative: LinearMap, primal: Tensor, request: Request) -> Tensor:
-    chart = Chart.of([primal])
+def _diagonal(problem: Problem, derivative: LinearMap, mode: str, request: Request) -> Tensor:
+    chart, (primal,) = problem.inputs(), problem.arguments.primals()
     step = request.chunk_size or max(1, _NUMBERS_AT_ONCE // max(chart.size, 1))
     pieces = []
     for start in range(0, max(chart.size, 1), step):

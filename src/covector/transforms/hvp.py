@@ -72,7 +72,7 @@ def _product(caller: Caller, primals: Any, along: Any, kind: str, has_aux: bool)
         flatten(primals)[1],
         lambda: arguments.paths(caller.function),
     )
-    gradient = Gradient(caller, arguments, has_aux)
+    gradient = Gradient.of(caller, arguments, has_aux=has_aux)
 
     def by_reverse() -> tuple[list[Any], Evaluation]:
         pullback = gradient.pullback()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import asking, jacobian_of
+from covector.transforms._derive import asking
 from covector.transforms._door import accept_tensors, check_function
 from covector.transforms._question import Request
 
@@ -52,8 +51,7 @@ def jacfwd(
                 [0., 4.]])
     """
     caller = check_function("jacfwd", func)
-    request = Request(argnums, argnames, has_aux, chunk_size, randomness, "forward").checked("jacfwd")
-    return asking(caller, request, _columns)
-
-
-_columns = partial(jacobian_of, accept=accept_tensors, copies=False)
+    request = Request(
+        argnums, argnames, has_aux, chunk_size, randomness, "forward", accept=accept_tensors, copies=False
+    )
+    return asking(caller, request.checked("jacfwd"))

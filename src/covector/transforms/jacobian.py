@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import jacobian_of, planned
+from covector.transforms._derive import planned
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -90,7 +89,7 @@ def jacobian(
         .working("jacobian", executor, out)
     )
 
-    return planned(caller, request, jacobian_of)
+    return planned(caller, request)
 
 
 @eager_alone
@@ -126,4 +125,4 @@ def value_and_jacobian(
         .working("value_and_jacobian", executor, None)
     )
 
-    return planned(caller, request, partial(jacobian_of, value=True))
+    return planned(caller, request._replace(value=True))

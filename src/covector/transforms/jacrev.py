@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import asking, jacobian_of
+from covector.transforms._derive import asking
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -54,8 +53,5 @@ def jacrev(
                 [0., 4.]])
     """
     caller = check_function("jacrev", func)
-    request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse").checked("jacrev")
-    return asking(caller, request, _rows)
-
-
-_rows = partial(jacobian_of, copies=False)
+    request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse", copies=False)
+    return asking(caller, request.checked("jacrev"))
