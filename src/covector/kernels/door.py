@@ -18,7 +18,7 @@ from covector.kernels.progress import Progress
 from covector.kernels.trial import tried
 from covector.report.report import Report
 from covector.report.reproduce import reached, remark
-from covector.transforms._door import check_seed, summary
+from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
 from covector.verify.arguments import caller_of
 from covector.verify.finding import Outcome
 from covector.verify.state import quiet, unchanged
@@ -26,6 +26,7 @@ from covector.verify.state import quiet, unchanged
 _VERB = "check_kernel"
 
 
+@one_tuple_of_inputs
 def check_kernel(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
@@ -104,6 +105,7 @@ def check_kernel(
     )
 
 
+@one_tuple_of_inputs
 def kernelcheck(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
