@@ -155,11 +155,37 @@ def without_variance(g, x):
     return ((grad - grad.mean(-1, keepdim=True)) / scale).reshape(x.shape)
 
 
+def by_spectrum(x, w):
+    """A circular convolution along the last dimension, as the product of the spectra."""
+    return torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(w), n=x.shape[-1])
+
+
+def pulled(x, g):
+    """The gradient of a softmax along dimension 1."""
+    y = x.softmax(1)
+    return y * (g - (g * y).sum(1, keepdim=True))
+
+
 KINDS = {
     "convolution of images": (
         ruled(lambda x, w: F.conv2d(x, w, padding=1), unflipped),
         normal((1, 2, 4, 5), (2, 2, 3, 3)),
         "reads each window along dimensions 2 and 3 backwards",
+    ),
+    "convolution around a ring": (
+        ruled(by_spectrum, lambda g, x, w: (by_spectrum(g, w), None)),
+        lambda seed: (*normal((2, 7))(seed), *(w.detach() for w in normal((7,))(seed + 1))),
+        "reads each window along dimension 1 backwards",
+    ),
+    "a weight that is broadcast, left out": (
+        ruled(lambda x, w: x * w, lambda g, x, w: (g, (g * x).sum(0))),
+        normal((4, 6), (6,)),
+        "returns a derivative that lacks the factor `w` for input `x`",
+    ),
+    "a weight of the output, left out": (
+        ruled(lambda x, w: x.softmax(1) * w, lambda g, x, w: (pulled(x, g), (g * x.softmax(1)).sum(0))),
+        normal((4, 6), (6,)),
+        "returns a derivative that lacks the factor `w` for input `x`",
     ),
     "group normalisation": (
         ruled(lambda x: F.group_norm(x, 2), without_variance),
@@ -285,6 +311,13 @@ def test_a_factor_along_a_batch_is_not_a_variance():
     assert evidence.endswith("1.500 x the numeric gradient for input `x`, everywhere")
 
 
+def test_a_size_may_be_a_factor_by_chance():
+    """Three times the gradient, in a batch of three whose elements do not act on each other."""
+    (found,) = diagnoses(covector.check(cubed(lambda d: 3 * d), away((3, 4))(0)))
+    assert "3 is the size of dimension 0 of `output`" in found.evidence
+    assert found.look.endswith("or a factor that was left out or applied twice")
+
+
 def test_rivals_for_the_same_entries_are_not_sure():
     """Both ends of a line are also where the input is largest: either may be the reason."""
     x = torch.tensor(
@@ -301,6 +334,18 @@ def test_the_scale_of_the_input_is_a_fact():
     report = covector.check(ruled(cube, lambda g, x: cube_pull(g, x) * (1 + 0.1 * x.abs().sqrt())), x)
     assert not diagnoses(report)
     assert "the error grows with the size of `x`." in report.worst.facts[-1]
+
+
+def test_the_few_elements_that_are_right_are_a_fact():
+    """The only element inside of the quadratic part of Huber's loss."""
+    x = torch.tensor([2.0, -3.0, 1.5, 0.25, -2.5], dtype=torch.float64, requires_grad=True)
+    wrong = ruled(
+        lambda x: F.huber_loss(x, 0 * x, reduction="none", delta=0.5), lambda g, x: g * x.clamp(-1, 1)
+    )
+    report = covector.check(wrong, x)
+    assert not diagnoses(report)
+    (fact,) = report.worst.facts
+    assert "right at `x[3]` = 0.25 only; the ratio analytic / numeric is 2 in all of them" in fact
 
 
 def test_forward_mode_is_called_by_its_name():

@@ -29,6 +29,10 @@ from covector.verify.vectors import weights
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.
 _HELD = 0.05
 
+# The dtypes that a backward may have rounded to, coarsest first, and how many numbers show it.
+COARSE = (torch.bfloat16, torch.float16, torch.float32)
+_SEVERAL = 3
+
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
 
 
@@ -72,6 +76,18 @@ class Evidence:
         if zero is None or not zero.any():
             return False
         return self.run.close(self.run.reverse.pulled_coordinates, zero, zero.abs())
+
+    @lazy
+    def rounded_to(self) -> torch.dtype | None:
+        """The dtype less precise than their own that the numbers of a random gradient are all in."""
+        if self.mode != _REVERSE or self.run.problem.low_precision:
+            return None
+        with self._attempt():
+            pulled = self.run.reverse.pulled_coordinates
+            for dtype in COARSE if int(pulled.count_nonzero()) >= _SEVERAL else ():
+                if torch.equal(pulled, pulled.to(dtype).to(pulled.dtype)):
+                    return dtype
+        return None
 
     @lazy
     def overwritten_cotangents(self) -> tuple[str, ...]:

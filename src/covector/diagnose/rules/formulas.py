@@ -149,7 +149,7 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     returns = f"{case.rule} returns"
     if text := _factor(analytic / numeric, expressions):
         return f"{returns} {text} for {{where}}"
-    for values, other in case.others_like(s):
+    for values, other in case.others_over(s, s.inputs):
         if text := _factor(analytic / numeric, of_input(values[used], f"`{other}`")):
             return f"{returns} {text} for {{where}}"
     several = {f"{number:.3e}" for number in numeric.tolist()}  # a slope of 0.01 is the square of one of 0.1
@@ -211,6 +211,8 @@ def _by_output(s: Suspect, case: Case) -> str:
         return ""
     values = s.value[rows]
     text = _factor(factors[rows], of_output(values)) if values.unique().numel() > 2 else ""
+    for other, name in case.others_over(s, s.outputs):
+        text = text or _factor(factors[rows], of_input(other[rows], f"`{name}`"))
     if text:
         return f"{case.rule} returns {text} for {{where}}"
     return f"{case.rule} is off by a factor for {{where}} {_UNNAMED}"
