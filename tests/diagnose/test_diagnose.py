@@ -187,6 +187,19 @@ KINDS = {
         normal((4, 6), (6,)),
         "returns a derivative that lacks the factor `w` for input `x`",
     ),
+    "the other factor of a product": (
+        ruled(
+            lambda a, b: a[:, None] * b,
+            lambda g, a, b: ((g * a[:, None]).sum(1), (g * a[:, None]).sum(0)),
+        ),
+        normal((3,), (3,)),
+        "returns `a` for input `a`, where differences show `b`",
+    ),
+    "a magnitude that is not divided by": (
+        ruled(torch.abs, lambda g, z: g * z),
+        normal((5,), dtype=torch.complex128),
+        "returns a derivative with the factor output too many for input `arg0`",
+    ),
     "group normalisation": (
         ruled(lambda x: F.group_norm(x, 2), without_variance),
         normal((2, 4, 3)),
