@@ -43,6 +43,9 @@ _Result = TypeVar("_Result")
 
 # Further seeds are made from one by adding to it, and torch takes those of 64 bits.
 _SEEDS = 2**62
+# What may be the matter with a function that returns a number, or nothing.
+_LOST = "Did it call .item(), or forget to return?"
+
 RANDOMNESS = ("error", "same", "different")
 
 
@@ -212,10 +215,11 @@ def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
         raise OutputError(f"{caller}: the function must return at least one tensor, got none.")
     for position, output in enumerate(evaluation.outputs):
         if not isinstance(output, Tensor):
+            alone = evaluation.spec is LEAF
             raise OutputError(
                 f"{caller}: the function must return tensors only, but "
                 f"{output_paths(evaluation)[position]} is {summary(output)}. "
-                "Return what is not to be differentiated as aux, with has_aux=True."
+                + (_LOST if alone else "Return what is not to be differentiated as aux, with has_aux=True.")
             )
 
 
@@ -234,7 +238,7 @@ def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
 def _hint_on_scalars(returned: Any) -> str:
     """What may be the matter with a function that does not return one tensor."""
     if returned is None or isinstance(returned, int | float | complex):
-        return "Did it call .item(), or forget to return?"
+        return _LOST
     return "To return more than the value, use has_aux=True."
 
 
