@@ -401,6 +401,35 @@ def test_a_function_that_cannot_be_batched_is_diagnosed_from_the_runs_of_its_che
     assert [d.evidence for d in diagnoses(report)] == [text]
 
 
+class Product(torch.autograd.Function):
+    """A product of matrices that cannot be batched, with a transpose missing."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w, x.T @ g
+
+
+def test_of_a_large_function_every_entry_of_the_suspect_is_looked_at():
+    """One of its inputs is wrong, and has few enough columns."""
+    report = covector.check(Product.apply, normal((6, 20), (20, 20))(0))
+    assert [d.rule for d in diagnoses(report)] == ["transposed"]
+    assert report.evaluations <= 2 * 520 + 60
+
+
+def test_where_entries_are_is_not_said_of_a_sample():
+    """The columns that were looked at are not all that are wrong."""
+    report = covector.check(Product.apply, normal((20, 20), (20, 20))(0))
+    assert not diagnoses(report)
+    *_, fact = report.worst.facts
+    assert re.match(r"\d+ wrong entries in a sample for input `x`: the ratio analytic / numeric lies", fact)
+
+
 def test_a_loss_that_ignores_its_cotangent():
     """Every entry is right, because a check asks for that of one; only linearity tells."""
     loss = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x)

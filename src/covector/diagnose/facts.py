@@ -57,11 +57,14 @@ def facts(case: Case) -> tuple[str, ...]:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    found = [text for text in (_places(s), _exceptions(s), _zero(s) or _relation(s), _scaling(s)) if text]
+    # Where entries are is known only if all of them were looked at.
+    complete = both.whole or (s.inputs.shape is not None and s.outputs.shape is not None)
+    places = (_places(s), _exceptions(s)) if complete else ()
+    found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
-        count = int(s.bad.sum())
-        what = f"{count} wrong entries" if count > 1 else "One wrong entry"
+        count, sample = int(s.bad.sum()), "" if complete else " in a sample"
+        what = f"{count} wrong entries{sample}" if count > 1 else f"One wrong entry{sample}"
         yield f"{what}{where}: {'; '.join(found)}."
 
 
