@@ -52,7 +52,8 @@ class Budget:
 # Columns that are differenced for a diagnosis however many runs the check has taken.
 _FEW = 4
 
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, unbatched=128)  # two more look for a cut
+# Two more runs look for a cut. Without a batch, an input of 16 x 16 numbers is looked at whole.
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, unbatched=256 + _FEW)
 PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
 
 
