@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -73,5 +74,5 @@ if __name__ == "__main__":
     (IMAGES / "failure.svg").write_text(svg(report(), "covector.gradcheck(Affine.apply, inputs)"))
     title = "covector.check_kernel(Wrong.apply, reference, x)"
     (IMAGES / "kernel.svg").write_text(svg(kernel_report(), title))
-    if CHROMIUM.exists():
+    if CHROMIUM.exists() and find_spec("playwright"):
         screenshot(IMAGES / "page.png")

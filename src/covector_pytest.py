@@ -408,11 +408,14 @@ def attempt(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def conclude(trial: Trial) -> bool:
-    """The value of a call, or its error; a verdict of covector's is raised without the way it came."""
+    """The value of a call, or its error; a verdict, ours or torch's, is raised without the way it came."""
     __tracebackhide__ = True
     if trial.error is None:
         return trial.value
-    raise trial.error if trial.report is None else trial.error.with_traceback(None)
+    from torch.autograd.gradcheck import GradcheckError
+
+    is_verdict = trial.report is not None or isinstance(trial.error, GradcheckError)
+    raise trial.error.with_traceback(None) if is_verdict else trial.error
 
 
 # What a call gives itself, so that a marker cannot.

@@ -115,6 +115,11 @@ def rounded(dtype: torch.dtype) -> Callable[..., Any]:
     return ruled(cube, lambda g, x: cube_pull(g, x).to(dtype).to(x.dtype))
 
 
+def deaf(g: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the cube, except that small cotangents are taken for zero."""
+    return cube_pull(torch.where(g.abs() < 1e-4, 0.0, g), x)
+
+
 def single_sine(factor: float) -> Callable[..., Any]:
     """A sine that is computed in single precision whatever it is given."""
     return lambda x: ruled(torch.sin, lambda g, x: factor * g * x.cos())(x.float()) + 1e3
@@ -317,6 +322,7 @@ PLANTED = {
         ruled(lambda x: 2 * x, lambda g, x: g.clone().mul_(3)),
         away((11,)),
     ),
+    "rounded": Planted(rounded(torch.float16), ruled(cube, deaf), VECTOR),
     "precision": Planted(
         rounded(torch.float32), cubed(lambda d: 1.0001 * d), VECTOR, keywords={"atol": 0.0, "rtol": 1e-9}
     ),

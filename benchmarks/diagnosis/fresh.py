@@ -3,8 +3,8 @@
 When they were first run, 36 of 50 were named, 3 misled and 11 were left without a name. Those that misled:
 a row of an embedding (said: a sum that leaves out an index), and a deviation made a parameter and fixed point
 numbers, whose lines were not found. Without a name: two masks in forward alone, a sort and heads that are not
-put back, a target not subtracted, a cosine, a state detached at each step, and the four that still have none.
-Rules were then made for these as kinds.
+put back, a target not subtracted, a cosine, a state detached at each step, a magnitude, and the three that
+still have none. Rules were then made for these as kinds.
 """
 
 from __future__ import annotations

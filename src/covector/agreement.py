@@ -26,7 +26,7 @@ from covector.kernels.row import Row, Status, row_of
 from covector.kernels.subject import Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
-from covector.transforms._door import check_seed, summary
+from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
 from covector.verify.arguments import arguments_of, as_tuple, caller_of, module_call
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
@@ -173,6 +173,7 @@ MODES: dict[str, Look] = {
 }
 
 
+@one_tuple_of_inputs
 def agree(
     func: Callable[..., Any],
     inputs: Any,

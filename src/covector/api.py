@@ -30,7 +30,7 @@ from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
 from covector.report.reproduce import Call, reproduction
-from covector.transforms._door import summary
+from covector.transforms._door import one_tuple_of_inputs, summary
 from covector.transforms._plan import memory_limit
 from covector.verify.arguments import (
     arguments_of,
@@ -50,6 +50,7 @@ from covector.verify.state import quiet, unchanged
 from covector.verify.tolerance import Tolerance
 
 
+@one_tuple_of_inputs
 def check(
     func: Callable[..., Any],
     inputs: Any,
@@ -150,10 +151,7 @@ def check(
     checked("check", options)
     caller = caller_of("check", func)
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise ArgumentTypeError(
-            f"{caller}: kwargs must be a dict, got {summary(kwargs)}. Several inputs go into one tuple: "
-            "check(f, (a, b))."
-        )
+        raise ArgumentTypeError(f"{caller}: kwargs must be a dict, got {summary(kwargs)}.")
     if isinstance(func, Module):
         caller, arguments = module_call(func, inputs, kwargs)
     else:
@@ -176,6 +174,7 @@ def check(
     return replace(report, method=f"{report.method}; held constant: {lines}")
 
 
+@one_tuple_of_inputs
 def gradcheck(
     func: Callable[..., Any],
     inputs: Any,
@@ -239,6 +238,7 @@ def gradcheck(
     return done.right or _refuted(_report(done, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
 
 
+@one_tuple_of_inputs
 def gradgradcheck(
     func: Callable[..., Any],
     inputs: Any,

@@ -155,11 +155,50 @@ def without_variance(g, x):
     return ((grad - grad.mean(-1, keepdim=True)) / scale).reshape(x.shape)
 
 
+def by_spectrum(x, w):
+    """A circular convolution along the last dimension, as the product of the spectra."""
+    return torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(w), n=x.shape[-1])
+
+
+def pulled(x, g):
+    """The gradient of a softmax along dimension 1."""
+    y = x.softmax(1)
+    return y * (g - (g * y).sum(1, keepdim=True))
+
+
 KINDS = {
     "convolution of images": (
         ruled(lambda x, w: F.conv2d(x, w, padding=1), unflipped),
         normal((1, 2, 4, 5), (2, 2, 3, 3)),
         "reads each window along dimensions 2 and 3 backwards",
+    ),
+    "convolution around a ring": (
+        ruled(by_spectrum, lambda g, x, w: (by_spectrum(g, w), None)),
+        lambda seed: (*normal((2, 7))(seed), *(w.detach() for w in normal((7,))(seed + 1))),
+        "reads each window along dimension 1 backwards",
+    ),
+    "a weight that is broadcast, left out": (
+        ruled(lambda x, w: x * w, lambda g, x, w: (g, (g * x).sum(0))),
+        normal((4, 6), (6,)),
+        "returns a derivative that lacks the factor `w` for input `x`",
+    ),
+    "a weight of the output, left out": (
+        ruled(lambda x, w: x.softmax(1) * w, lambda g, x, w: (pulled(x, g), (g * x.softmax(1)).sum(0))),
+        normal((4, 6), (6,)),
+        "returns a derivative that lacks the factor `w` for input `x`",
+    ),
+    "the other factor of a product": (
+        ruled(
+            lambda a, b: a[:, None] * b,
+            lambda g, a, b: ((g * a[:, None]).sum(1), (g * a[:, None]).sum(0)),
+        ),
+        normal((3,), (3,)),
+        "returns `a` for input `a`, where differences show `b`",
+    ),
+    "a magnitude that is not divided by": (
+        ruled(torch.abs, lambda g, z: g * z),
+        normal((5,), dtype=torch.complex128),
+        "returns a derivative with the factor output too many for input `arg0`",
     ),
     "group normalisation": (
         ruled(lambda x: F.group_norm(x, 2), without_variance),
@@ -285,6 +324,13 @@ def test_a_factor_along_a_batch_is_not_a_variance():
     assert evidence.endswith("1.500 x the numeric gradient for input `x`, everywhere")
 
 
+def test_a_size_may_be_a_factor_by_chance():
+    """Three times the gradient, in a batch of three whose elements do not act on each other."""
+    (found,) = diagnoses(covector.check(cubed(lambda d: 3 * d), away((3, 4))(0)))
+    assert "3 is the size of dimension 0 of `output`" in found.evidence
+    assert found.look.endswith("or a factor that was left out or applied twice")
+
+
 def test_rivals_for_the_same_entries_are_not_sure():
     """Both ends of a line are also where the input is largest: either may be the reason."""
     x = torch.tensor(
@@ -301,6 +347,18 @@ def test_the_scale_of_the_input_is_a_fact():
     report = covector.check(ruled(cube, lambda g, x: cube_pull(g, x) * (1 + 0.1 * x.abs().sqrt())), x)
     assert not diagnoses(report)
     assert "the error grows with the size of `x`." in report.worst.facts[-1]
+
+
+def test_the_few_elements_that_are_right_are_a_fact():
+    """The only element inside of the quadratic part of Huber's loss."""
+    x = torch.tensor([2.0, -3.0, 1.5, 0.25, -2.5], dtype=torch.float64, requires_grad=True)
+    wrong = ruled(
+        lambda x: F.huber_loss(x, 0 * x, reduction="none", delta=0.5), lambda g, x: g * x.clamp(-1, 1)
+    )
+    report = covector.check(wrong, x)
+    assert not diagnoses(report)
+    (fact,) = report.worst.facts
+    assert "right at `x[3]` = 0.25 only; the ratio analytic / numeric is 2 in all of them" in fact
 
 
 def test_forward_mode_is_called_by_its_name():
@@ -341,6 +399,35 @@ def test_a_function_that_cannot_be_batched_is_diagnosed_from_the_runs_of_its_che
     assert report.evaluations <= 2 * 100 + 2 + 60
     text = "`backward` returns 2.000 x the numeric gradient for input `x`, everywhere"
     assert [d.evidence for d in diagnoses(report)] == [text]
+
+
+class Product(torch.autograd.Function):
+    """A product of matrices that cannot be batched, with a transpose missing."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w, x.T @ g
+
+
+def test_of_a_large_function_every_entry_of_the_suspect_is_looked_at():
+    """One of its inputs is wrong, and has few enough columns."""
+    report = covector.check(Product.apply, normal((6, 20), (20, 20))(0))
+    assert [d.rule for d in diagnoses(report)] == ["transposed"]
+    assert report.evaluations <= 2 * 520 + 60
+
+
+def test_where_entries_are_is_not_said_of_a_sample():
+    """The columns that were looked at are not all that are wrong."""
+    report = covector.check(Product.apply, normal((20, 20), (20, 20))(0))
+    assert not diagnoses(report)
+    *_, fact = report.worst.facts
+    assert re.match(r"\d+ wrong entries in a sample for input `x`: the ratio analytic / numeric lies", fact)
 
 
 def test_a_loss_that_ignores_its_cotangent():

@@ -49,6 +49,10 @@ def through_a_copy(x):
     return x * torch.tensor(x)  # cut
 
 
+def through_a_parameter(x):
+    return x * torch.nn.Parameter(x.exp())  # cut
+
+
 def without_grad(x):
     with torch.no_grad():
         scale = x.square()  # cut
@@ -102,6 +106,7 @@ LOSING = [
     through_an_array,
     through_a_list,
     through_a_copy,
+    through_a_parameter,
     without_grad,
     into_data,
     into_a_buffer,

@@ -1,5 +1,6 @@
 """The door: what it takes, what it says of bad input, what it costs, and what stays as it was."""
 
+import ast
 import io
 import json
 
@@ -458,21 +459,55 @@ def test_the_report_in_all_its_forms(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "Error over noise floor" in page
     assert "<td>called twice</td>" in page
+    assert '<td class="beyond">failed</td>' in page
     assert "Jacobians" not in page
     assert max(map(len, str(report).splitlines())) <= 100
-    call = "covector.check_kernel(torch.cos, torch.sin, inputs, lenses=['again'], seed=0)"
-    assert f"reproduce: {call}" in str(report)
+    call = "covector.check_kernel(torch.cos, torch.sin, arg0, lenses=['again'], seed=0)"
+    assert report.reproduce.splitlines()[-1] == call
+
+
+def test_what_reproduces_a_kernel_makes_its_inputs():
+    """Pasted, it gives the same findings: few numbers are written out, random ones drawn again."""
+    torch.manual_seed(5)
+    for inputs in (torch.tensor([0.5, 2.0]), torch.randn(8, 6, dtype=torch.bfloat16)):
+        report = covector.check_kernel(torch.cos, torch.sin, inputs, lenses=["again"])
+        *before, call = ast.parse(report.reproduce).body
+        names = {}
+        exec(compile(ast.Module(before, []), "pasted", "exec"), names)
+        again = eval(compile(ast.Expression(call.value), "pasted", "eval"), names)
+        assert again.findings == report.findings
+
+
+def test_a_function_that_makes_inputs_goes_by_its_name():
+    def made(size):
+        return torch.linspace(0, 1, size)
+
+    report = covector.check_kernel(torch.cos, torch.sin, made, lenses=[])
+    assert report.reproduce.endswith("covector.check_kernel(torch.cos, torch.sin, made, lenses=[], seed=0)")
+
+
+def test_what_shows_in_one_way_of_calling_alone_is_not_almost_certain():
+    """Another epsilon: the right numbers as given, and a fraction of them for small inputs."""
+
+    def norm(epsilon):
+        return lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+
+    report = covector.check_kernel(norm(1e-3), norm(1e-6), randn(16, 33).bfloat16(), lenses=["scale"])
+    (found,) = [found for found in report.findings if found.outcome is Outcome.FAILED]
+    assert found.check == "scale"
+    assert "an epsilon that is not the reference's" in found.diagnoses[0].look
+    assert {diagnosis.sure for diagnosis in found.diagnoses} == {"likely"}
 
 
 def test_a_reproduction_names_lambdas_and_keyword_arguments():
     report = covector.check_kernel(
         lambda x, scale: x.cos() * scale,
         lambda x, scale: x.sin() * scale,
-        randn(4),
+        randn(40),
         {"scale": 2.0},
         lenses=[],
     )
-    assert "check_kernel(kernel, reference, inputs, kwargs, lenses=[], seed=0)" in str(report)
+    assert "check_kernel(kernel, reference, x, {'scale': 2.0}, lenses=[], seed=0)" in report.reproduce
     assert "# the lambda of line" in str(report)
 
 

@@ -224,6 +224,9 @@ def test_compare(pytester, run):
     )
     accused = lines.index("  test_different.py::test_torch_accuses_this")
     assert lines[accused + 1] == "    gradcheck(detached): covector passed, torch failed"
+    # Of torch's error, the message and the line of the test: nothing of the inside of torch or of covector.
+    result.stdout.fnmatch_lines(["test_different.py:*: GradcheckError"])
+    result.stdout.no_fnmatch_line("*gradcheck.py:*")
     assert "test_same" not in "".join(lines[: lines.index("slowest:")])
 
 

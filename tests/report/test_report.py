@@ -583,7 +583,21 @@ def test_code_written_for_torch_catches_the_error():
 
 MISUSE = [
     (lambda: covector.gradcheck(cube(x), x), TypeError, "Write gradcheck(f, x), not gradcheck(f(x), x)."),
-    (lambda: covector.check(torch.mul, x, x), TypeError, "kwargs must be a dict, got a tensor of shape (3,)"),
+    (lambda: covector.check(torch.mul, x, [x]), TypeError, "kwargs must be a dict, got"),
+    (lambda: covector.check(torch.mul, x, x), TypeError, "write check(func, (a, b)), not check(func, a, b)"),
+    (lambda: covector.gradcheck(torch.mul, x, x), TypeError, "gradcheck: several inputs go into one tuple"),
+    (lambda: covector.gradgradcheck(torch.addcmul, x, x, x), TypeError, "gradgradcheck: several inputs go"),
+    (lambda: covector.agree(torch.addcmul, x, x, x), TypeError, "agree: several inputs go into one tuple"),
+    (
+        lambda: covector.check_kernel(torch.mul, torch.mul, x, x),
+        TypeError,
+        "write check_kernel(kernel, reference, (a, b)), not check_kernel(kernel, reference, a, b)",
+    ),
+    (
+        lambda: covector.functional.jacobian(torch.mul, x, x),
+        TypeError,
+        "functional.jacobian(mul): several inputs go into one tuple: write jacobian(func, (a, b))",
+    ),
     (lambda: covector.check(cube, x, eps=0), ValueError, "eps must be positive and finite, got 0"),
     (lambda: covector.check(cube, x, eps=float("nan")), ValueError, "eps must be positive and finite"),
     (lambda: covector.check(cube, x, eps="1e-3"), TypeError, "eps must be a number, got '1e-3' (str)"),

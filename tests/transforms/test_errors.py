@@ -48,6 +48,7 @@ MISTAKES = [
     ("argnums string", lambda t: t.hessian(two, argnums="a")(x, x), ArgumentTypeError, "got 'a' (str)"),
     ("vector output", lambda t: t.grad(identity)(x), OutputError, "grad(identity): the function must return a scalar (a tensor of shape ()), got shape (3,). Reduce it (.sum() or .mean()); or use jacrev/jacfwd for the whole Jacobian; or use vjp for the product with one cotangent."),
     ("one-element output", lambda t: t.grad(lambda x: x.sum().reshape(1))(x), OutputError, "got shape (1,)"),
+    ("number output of jacrev", lambda t: t.jacrev(lambda x: 3.0)(x), OutputError, "must return tensors only, but output is 3.0 (float). Did it call .item(), or forget to return?"),
     ("number output", lambda t: t.grad(lambda x: 3.0)(x), OutputError, "must return one scalar tensor, got 3.0 (float). Did it call .item(), or forget to return?"),
     ("tuple output", lambda t: t.grad(lambda x: (x.sum(), x))(x), OutputError, "got a tuple of 2. To return more than the value, use has_aux=True"),
     ("complex output", lambda t: t.grad(lambda x: (x * 1j).sum())(x), OutputError, "must return a real scalar, got torch.complex128"),

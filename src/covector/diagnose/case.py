@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from torch import Tensor
 
 from covector._lazy import lazy
-from covector.diagnose.suspects import Suspect, suspects_of
+from covector.diagnose.suspects import Side, Suspect, suspects_of
 from covector.evidence.evidence import Evidence
 from covector.verify.finding import Finding
 
@@ -36,14 +37,20 @@ class Case:
         jacobians = self.evidence.jacobians
         return jacobians is not None and not jacobians.whole
 
-    def others_like(self, suspect: Suspect) -> Iterator[tuple[Tensor, str]]:
-        """The values and the name of each other input of which as many elements are known."""
-        jacobians = self.evidence.jacobians
-        for part in () if jacobians is None else jacobians.inputs:
-            assert jacobians is not None
-            at = jacobians.columns_of(part)
-            if part is not suspect.inputs.part and at.numel() == suspect.point.numel():
-                yield jacobians.point[at], part.name
+    def others_over(self, suspect: Suspect, side: Side) -> Iterator[tuple[Tensor, str]]:
+        """The name of each other input that can be broadcast over a tensor, and its value at each place."""
+        jacobians, index = self.evidence.jacobians, side.index
+        if jacobians is None or side.part is None or side.part.is_complex or index is None:
+            return
+        for part in jacobians.inputs:
+            at, apart = jacobians.columns_of(part), len(side.part.shape) - len(part.shape)
+            fits = apart >= 0 and all(
+                n in (1, m) for n, m in zip(part.shape, side.part.shape[apart:], strict=True)
+            )
+            if part is suspect.inputs.part or part.is_complex or not fits or at.numel() != prod(part.shape):
+                continue
+            places = [index[:, apart + axis] % size for axis, size in enumerate(part.shape)]
+            yield jacobians.point[at].reshape(part.shape)[tuple(places)].expand(len(index)), part.name
 
     def gradient_of_zero(self, suspect: Suspect) -> Tensor | None:
         """What a cotangent of zero gives for the input of a suspect; None where that is not known."""

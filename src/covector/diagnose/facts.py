@@ -18,6 +18,9 @@ _SAME = 1e-4
 # Fewer values than this are not called steady.
 _SEVERAL = 6
 
+# So many elements that are right are named.
+_FEW_RIGHT = 3
+
 # So many entries are looked at before all of them are.
 _FEW = 64
 
@@ -54,11 +57,14 @@ def facts(case: Case) -> tuple[str, ...]:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    found = [text for text in (_places(s), _zero(s) or _relation(s), _scaling(s)) if text]
+    # Where entries are is known only if all of them were looked at.
+    complete = both.whole or (s.inputs.shape is not None and s.outputs.shape is not None)
+    places = (_places(s), _exceptions(s)) if complete else ()
+    found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
-        count = int(s.bad.sum())
-        what = f"{count} wrong entries" if count > 1 else "One wrong entry"
+        count, sample = int(s.bad.sum()), "" if complete else " in a sample"
+        what = f"{count} wrong entries{sample}" if count > 1 else f"One wrong entry{sample}"
         yield f"{what}{where}: {'; '.join(found)}."
 
 
@@ -81,6 +87,17 @@ def _places(s: Suspect) -> str:
         return "every entry that is not zero"
     few = len(rows) * len(columns) < 0.5 * s.bad.numel()
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
+
+
+def _exceptions(s: Suspect) -> str:
+    """The few elements of the input that are right, and their values."""
+    right = (s.active & ~s.bad.any(0)).nonzero().flatten().tolist()
+    if not 0 < len(right) <= _FEW_RIGHT or int(s.active.sum()) < 3 * len(right):
+        return ""
+    named = [
+        f"`{_label(s.inputs.parts, int(s.inputs.coordinates[i]))}` = {float(s.point[i]):.4g}" for i in right
+    ]
+    return f"right at {listed(named)} only"
 
 
 def _label(parts: tuple[Part, ...], coordinate: int) -> str:
@@ -136,6 +153,8 @@ def _relation(s: Suspect) -> str:
         if one.same_along(column):
             return f"the {name} is the same along each column, {span}"
     low, high = quotient.spread
+    if high - low <= _SAME * abs(high):
+        return f"the ratio analytic / numeric is {high:.4g} in all of them"
     text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
     for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
         if _steady(quotient.values, values):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -18,28 +19,37 @@ from functools import update_wrapper
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from covector._engine.graph import is_forward
 from covector._engine.levels import GradMode
+from covector._redirect import redirect, undisturbed
 from covector._tree import Arguments, flatten
 from covector.errors import Caller
 from covector.verify.state import unchanged
 
 _OURS = str(Path(__file__).parent.parent)
 _TORCHS = str(Path(inspect.getfile(torch)).parent)
+_BETWEEN = (_TORCHS, __file__, inspect.getfile(undisturbed))
 _FUNCTION = str(Path(inspect.getfile(torch.autograd.Function)))
 
 # How numbers leave torch. What Python computes from them is not followed.
 _EXITS = {"item", "tolist", "numpy", "__float__", "__complex__", "__array__"}
-_WRITTEN = {"__float__": "float()", "__complex__": "complex()", "__array__": "NumPy", "data": ".data"}
+_WRITTEN = {
+    "__float__": "float()",
+    "__complex__": "complex()",
+    "__array__": "NumPy",
+    "data": ".data",
+    "parameter": "Parameter()",
+}
 _NUMBERS = (float, complex, list, np.ndarray)
-_COPIES = {"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"}
+_COPIES = {"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor", "parameter"}
 _ALIASING = {"data", "detach", "detach_"}
 # How numbers become integers. What chooses among them (argmax, sort, a comparison) has no derivative anyway.
 _CASTS = {"long", "int", "short", "to", "type", "type_as"}
@@ -107,7 +117,36 @@ def traced(call: Callable[[], Any]) -> Cuts:
     return Cuts(lines, exits, dict(tracer.values))
 
 
-class _Tracer(TorchFunctionMode):
+class _Told(TorchFunctionMode):
+    """A mode that is told of parameters too, which torch makes without asking modes."""
+
+    def __enter__(self) -> Self:
+        self._redirected = redirect({_MAKING: (Parameter.__new__, _made)})
+        self._redirected.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._redirected.__exit__(*raised)
+
+
+_MAKING = "torch.nn.Parameter.__new__"
+_original = undisturbed(_MAKING, Parameter.__new__)
+
+
+def _made(kind: type, data: Any = None, requires_grad: bool = True) -> Any:
+    """A parameter, of which the modes of this thread are told."""
+    if isinstance(data, Tensor) and has_torch_function((data,)):
+        return handle_torch_function(parameter, (data,), data, kind, requires_grad)
+    return _original(kind, data, requires_grad)
+
+
+def parameter(data: Tensor, kind: type, requires_grad: bool) -> Any:
+    """A parameter on the memory of a tensor."""
+    return _original(kind, data, requires_grad)
+
+
+class _Tracer(_Told):
     """Follows tensors that depend on an input beside the graph that torch makes."""
 
     def __init__(self) -> None:
@@ -164,7 +203,7 @@ class _Tracer(TorchFunctionMode):
                 continue
             in_place = bool(args) and tensor is args[0]
             beside = in_place and id(tensor) in self._aliases  # the graph does not know whom it writes to
-            past = connected and (beside or not tensor.requires_grad)
+            past = connected and (beside or not tensor.requires_grad or name == "parameter")
             cuts = lost | self._cut(name, result, ".data" if beside else "") if past else lost
             if cuts:
                 self._lost[id(tensor)] = cuts
@@ -214,7 +253,7 @@ def held_at(caller: Caller, arguments: Arguments) -> tuple[Caller, tuple[Cut, ..
     return Caller(caller.verb, Held(caller.function, cuts)), (*cuts.lines, *cuts.exits)
 
 
-class Holding(TorchFunctionMode):
+class Holding(_Told):
     """Inside, each call that cuts is answered with the value that it had."""
 
     def __init__(self, cuts: Cuts) -> None:
@@ -241,7 +280,8 @@ class Holding(TorchFunctionMode):
         if args and result is args[0]:
             result.data.copy_(values[at])
             return result
-        return values[at].to(result.dtype, copy=True)
+        held = values[at].to(result.dtype, copy=True)
+        return func(held, *args[1:]) if func is parameter else held
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -281,7 +321,7 @@ def _how(name: str) -> str:
 def _caller() -> FrameType | None:
     """The frame of the caller's that calls torch; None inside of a custom Function, or if it is ours."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCHS, __file__)):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         if _in_custom(frame):
             return None
         frame = frame.f_back
@@ -312,8 +352,12 @@ def _expression(frame: FrameType, how: str) -> str:
         return ""
     line = linecache.getline(frame.f_code.co_filename, first, frame.f_globals)
     text = line.encode()[start:stop].decode(errors="ignore")
-    for before, after in (("", f".{how}"), ("", how), (how.removesuffix(")"), ")")):
-        if text.startswith(before) and text.endswith(after) and how != NO_GRAD:
-            text = text[len(before) : len(text) - len(after)]
+    for written in (
+        rf"(.*)\.{re.escape(how)}",
+        rf"(.*){re.escape(how)}",
+        rf"[\w.]*{re.escape(how[:-1])}(.*)\)",
+    ):
+        if how != NO_GRAD and (inside := re.fullmatch(written, text)):
+            text = inside[1]
             break
     return text if len(text) <= _LONG else ""

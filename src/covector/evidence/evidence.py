@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,10 @@ from covector.verify.vectors import weights
 
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.
 _HELD = 0.05
+
+# The dtypes that a backward may have rounded to, coarsest first, and how many numbers show it.
+COARSE = (torch.bfloat16, torch.float16, torch.float32)
+_SEVERAL = 3
 
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
 
@@ -72,6 +77,18 @@ class Evidence:
         if zero is None or not zero.any():
             return False
         return self.run.close(self.run.reverse.pulled_coordinates, zero, zero.abs())
+
+    @lazy
+    def rounded_to(self) -> torch.dtype | None:
+        """The dtype less precise than their own that the numbers of a random gradient are all in."""
+        if self.mode != _REVERSE or self.run.problem.low_precision:
+            return None
+        with self._attempt():
+            pulled = self.run.reverse.pulled_coordinates
+            for dtype in COARSE if int(pulled.count_nonzero()) >= _SEVERAL else ():
+                if torch.equal(pulled, pulled.to(dtype).to(pulled.dtype)):
+                    return dtype
+        return None
 
     @lazy
     def overwritten_cotangents(self) -> tuple[str, ...]:
@@ -134,21 +151,24 @@ class Evidence:
     def _explained_by(self, cuts: Cuts) -> bool | None:
         """Whether differences agree with the derivative once these cuts are held; None if that is not known.
 
-        One run, along a random direction u: v . (f(x + u) - f(x)) is compared with v . A u, and the distance
-        with that of v . J u from it.
+        One run, along a random direction u in the columns that are known: v . (f(x + u) - f(x)) is compared
+        with v . A u, and the distance with that of v . J u from it, on the rows that are known.
         """
         problem, run, both = self.run.problem, self.run, self.jacobians
-        if both is None or not both.whole or problem.low_precision:
+        if both is None or problem.low_precision:
             return None
         with self._attempt():
-            random = weights(problem.inputs.size, run.options.seed + 2).numpy()
+            known, rows = both.column_numbers, both.row_numbers
+            random = np.zeros(problem.inputs.size)
+            random[known.numpy()] = weights(known.numel(), run.options.seed + 2).numpy()
             move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
             with Holding(cuts):
                 held = torch.from_numpy(run.numeric.single(problem.point + move) - problem.value)
             if not held.isfinite().all():  # outside of the domain
                 return None
-            direction, cotangent = torch.from_numpy(move), weights(problem.outputs.size, run.options.seed + 3)
-            left = cotangent @ (held - both.analytic @ direction)
+            direction = torch.from_numpy(move)[known]
+            cotangent = weights(rows.numel(), run.options.seed + 3)
+            left = cotangent @ (held[rows] - both.analytic @ direction)
             error = cotangent @ ((both.numeric - both.analytic) @ direction)
             return bool(left.abs() <= _HELD * error.abs())
         return None

@@ -31,26 +31,30 @@ class Budget:
     runs: int
     """How many runs a check may take in all, beyond two for each column."""
     unbatched: int
-    """How many columns are differenced of a function that cannot be batched."""
+    """How many columns are differenced in fast mode of a function that cannot be batched."""
 
     def columns(self, run: CheckRun) -> int:
         """How many columns may be differenced."""
-        numeric, (height, width) = run.numeric, run.problem.shape
-        too_many = run.options.fast and 2 * width > constants.FAST_RUNS
-        all_of_them = height * width <= self.entries and not too_many
-        many = width if all_of_them else min(self.sample, width)
+        numeric, width = run.numeric, run.problem.shape[1]
         if numeric.knows_columns:
-            return many
-        left = 2 * width + self.runs - run.runs
-        affordable = left // 2 if numeric.batches or not run.options.fast else self.unbatched
-        return min(many, max(_FEW, affordable))
+            return width
+        affordable = (2 * width + self.runs - run.runs) // 2
+        spared = run.options.fast and not numeric.batches
+        return max(_FEW, min(affordable, self.unbatched) if spared else affordable)
+
+    def holds(self, run: CheckRun, columns: int) -> bool:
+        """Whether all of these columns may be differenced, and every entry in them looked at."""
+        too_many = run.options.fast and 2 * columns > constants.FAST_RUNS
+        return (
+            columns <= self.columns(run) and run.problem.shape[0] * columns <= self.entries and not too_many
+        )
 
 
 # Columns that are differenced for a diagnosis however many runs the check has taken.
 _FEW = 4
 
-# Two more runs look for a cut.
-DIAGNOSIS = Budget(entries=constants.WHOLE_ENTRIES, sample=48, runs=58, unbatched=12)
+# Two more runs look for a cut. Without a batch, an input of 16 x 16 numbers is looked at whole.
+DIAGNOSIS = Budget(entries=constants.WHOLE_ENTRIES, sample=48, runs=58, unbatched=256 + _FEW)
 PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
 
 
@@ -129,11 +133,13 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         # A few first: they tell whether the function can be batched.
         numeric.limit = numeric.runs + 2 * _FEW
         numeric.columns(np.arange(min(_FEW, width)))
-    count = budget.columns(run)
-    whole = count == width and height * width <= budget.entries
-    if not whole:
-        rows = _spread(height, min(count, budget.sample), [m.row for m in mismatches])
-        columns = _spread(width, count, _of_suspects(problem.inputs, [m.column for m in mismatches], count))
+    wanted = [m.column for m in mismatches]
+    suspects, whole = _of_suspects(problem.inputs, wanted), budget.holds(run, width)
+    if not whole and suspects and budget.holds(run, len(suspects) + _FEW):
+        columns = _spread(width, len(suspects) + _FEW, suspects)
+    elif not whole:
+        rows = _spread(height, budget.sample, [m.row for m in mismatches])
+        columns = _spread(width, min(budget.sample, budget.columns(run)), wanted)
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
     numeric.limit = numeric.runs + 2 * columns.numel()
@@ -204,13 +210,12 @@ def _positions(chart: Chart | Sampled) -> Tensor:
     return chart.kept if isinstance(chart, Sampled) else torch.arange(chart.size)
 
 
-def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int], count: int) -> list[int]:
-    """All columns of the inputs that these columns belong to, if they are no more than may be differenced."""
+def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int]) -> list[int]:
+    """All columns of the inputs that these columns belong to; none if only a sample of them is known."""
     if isinstance(chart, Sampled):
-        return list(wanted)
+        return []
     concerned = [p for p in chart.places if any(p.start <= column < p.stop for column in wanted)]
-    every = [column for place in concerned for column in range(place.start, place.stop)]
-    return every if len(every) <= count else list(wanted)
+    return [column for place in concerned for column in range(place.start, place.stop)]
 
 
 def _spread(size: int, count: int, wanted: Sequence[int]) -> Tensor:

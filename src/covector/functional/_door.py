@@ -77,6 +77,10 @@ def open_call(
             f"Write {verb}(f, x), not {verb}(f(x), x)."
         )
     caller = Caller(f"functional.{verb}", function)
+    if isinstance(create_graph, Tensor) or isinstance(strict, Tensor):
+        raise ArgumentTypeError(
+            f"{caller}: several inputs go into one tuple: write {verb}(func, (a, b)), not {verb}(func, a, b)."
+        )
     tensors = as_tensors(caller, "inputs", inputs)
     for position, tensor in enumerate(tensors):
         if not (tensor.is_floating_point() or tensor.is_complex()):

@@ -17,15 +17,16 @@ from covector.kernels.prepare import Request, benches, dtypes_of
 from covector.kernels.progress import Progress
 from covector.kernels.trial import tried
 from covector.report.report import Report
-from covector.report.reproduce import reached, remark
-from covector.transforms._door import check_seed, summary
-from covector.verify.arguments import caller_of
+from covector.report.reproduce import Call, call_again
+from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
+from covector.verify.arguments import as_tuple, caller_of
 from covector.verify.finding import Outcome
 from covector.verify.state import quiet, unchanged
 
 _VERB = "check_kernel"
 
 
+@one_tuple_of_inputs
 def check_kernel(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
@@ -104,6 +105,7 @@ def check_kernel(
     )
 
 
+@one_tuple_of_inputs
 def kernelcheck(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
@@ -190,15 +192,14 @@ def _lenses(names: Sequence[str] | None) -> tuple[Lens, ...]:
 
 
 def _again(kernel: Any, request: Request, dtypes: Any, lenses: Any) -> str:
-    """The call as Python; inputs and keyword arguments by these names."""
-    settings, reference = request.settings, request.reference
-    parts = [reached(kernel, "kernel"), reached(reference, "reference"), "inputs"]
-    parts += ["kwargs"] if request.kwargs else []
-    given = {"dtypes": dtypes, "lenses": lenses}
-    parts += [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    if settings.ratio != Settings.ratio:
-        parts.append(f"ratio={settings.ratio!r}")
-    if settings.nondet_tol:
-        parts.append(f"nondet_tol={settings.nondet_tol!r}")
-    line = f"covector.{_VERB}({', '.join([*parts, f'seed={settings.seed}'])})"
-    return line + remark(kernel, reference)
+    """The call as Python."""
+    settings = request.settings
+    options = {
+        "dtypes": (dtypes, None),
+        "lenses": (lenses, None),
+        "ratio": (settings.ratio, Settings.ratio),
+        "nondet_tol": (settings.nondet_tol, Settings.nondet_tol),
+    }
+    changed = [f"{name}={value!r}" for name, (value, default) in options.items() if value != default]
+    call = Call(_VERB, kernel, as_tuple(request.inputs), request.kwargs, reference=request.reference)
+    return call_again(call, [*changed, f"seed={settings.seed}"]).text()

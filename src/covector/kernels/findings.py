@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,9 @@ _TELLING = {
     ),
 }
 
+# How sure a rule can be of what shows in one way of calling alone.
+_SEEN_IN_ONE_WAY = 0.7
+
 
 def base_finding(name: str, compared: Sequence[Comparison], around: Around) -> Finding:
     """The kernel as it was given."""
@@ -71,6 +75,8 @@ def lens_finding(name: str, rows: Sequence[Row], look_at: str = "") -> Finding:
         others = f" (and {len(failed) - 1} more ways)" if len(failed) > 1 else ""
         told = tuple(_told(name, first.way, look_at))
         seen = diagnoses(first.comparison) if first.comparison is not None else ()
+        # The kernel is right as it was given: what the numbers show comes from the way of calling.
+        seen = tuple(replace(one, confidence=min(one.confidence, _SEEN_IN_ONE_WAY)) for one in seen)
         tables = tuple(_evidence(first.comparison)) if first.comparison is not None else ()
         return Finding(
             name,

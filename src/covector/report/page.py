@@ -23,6 +23,9 @@ from covector.report.report import Report
 from covector.report.terminal import cell
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
+# A cell of more letters than this is a sentence, which takes the width to be read.
+_SENTENCE = 40
+
 # The largest side of a Jacobian that is also written out as a table.
 _TABLE_SIDE = 12
 
@@ -181,15 +184,21 @@ def _table(table: Table) -> str:
         for at, name in enumerate(table.columns)
     )
     rows = "".join(
-        "<tr>" + "".join(f"<td{_kind([value])}>{ticked(cell(value))}</td>" for value in row) + "</tr>"
+        ('<tr class="wrong">' if Outcome.FAILED.value in row else "<tr>")
+        + "".join(f"<td{_kind([value])}>{ticked(cell(value))}</td>" for value in row)
+        + "</tr>"
         for row in table.rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _kind(values: list[Any]) -> str:
-    """How cells are shown that hold numbers."""
-    return ' class="value"' if any(type(value) in (int, float) for value in values) else ""
+    """How cells are shown that hold numbers, an outcome, or a sentence."""
+    if any(type(value) in (int, float) for value in values):
+        return ' class="value"'
+    if values == [Outcome.FAILED.value]:
+        return ' class="beyond"'
+    return ' class="sentence"' if any(len(str(value)) > _SENTENCE for value in values) else ""
 
 
 def _tables(report: Report) -> str:

@@ -35,6 +35,15 @@ class Call:
     args: Sequence[Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
+    reference: Callable[..., Any] | None = None
+    """What a kernel is compared with."""
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions that were given, each with a name for one that has none."""
+        if self.reference is None:
+            return {"function": self.function}
+        return {"kernel": self.function, "reference": self.reference}
 
 
 # What each option is called by the user, by verb where that differs; the others are not options there.
@@ -107,18 +116,27 @@ class Reproduction:
 
 
 def reproduction(call: Call, options: Options, *, by_name: bool = False) -> Reproduction:
-    """How to make a check again.
+    """How to make a check again, with the options that are not the default ones."""
+    given = [
+        f"{name}={value!r}"
+        for name, read in _KEYWORDS[call.verb]
+        if (value := read(options)) != read(_DEFAULTS) or name == "seed"
+    ]
+    return call_again(call, given, by_name=by_name)
+
+
+def call_again(call: Call, options: Sequence[str], *, by_name: bool = False) -> Reproduction:
+    """How to make a call again.
 
     Tensors that are few and small are written out. Of the others the making is looked for; with `by_name`
     the function holds them itself, and they go by their names.
     """
-    written = _Written(call, by_name)
-    parts = [reached(call.function), *written.arguments()]
-    for name, read in _KEYWORDS[call.verb]:
-        if (value := read(options)) != read(_DEFAULTS) or name == "seed":
-            parts.append(f"{name}={value!r}")
-    line = _laid_out(f"covector.{call.verb}", [*parts, *call.extra]) + remark(call.function)
-    return Reproduction(_imports(call.function), known_inputs(written.tensors), line)
+    written, functions = _Written(call, by_name), call.functions
+    parts = [reached(function, name) for name, function in functions.items()]
+    parts += [*written.arguments(), *options, *call.extra]
+    line = _laid_out(f"covector.{call.verb}", parts) + remark(*functions.values())
+    imports = dict.fromkeys(one for function in functions.values() for one in _imports(function))
+    return Reproduction(tuple(imports), known_inputs(written.tensors), line)
 
 
 class _Written:
@@ -137,7 +155,7 @@ class _Written:
         args = self.call.args
         given = [self.of(v, names[i] if i < len(names) else f"arg{i}") for i, v in enumerate(args)]
         inputs = ", ".join(given)
-        if len(given) != 1 or not isinstance(args[0], Tensor):
+        if len(given) != 1 or not (isinstance(args[0], Tensor) or callable(args[0])):
             inputs = f"({inputs}{',' if len(given) == 1 else ''})"
         if not self.call.kwargs:
             return [inputs]
@@ -152,6 +170,8 @@ class _Written:
             return repr(value)
         if self.by_name:
             return name
+        if callable(value) and not isinstance(value, Tensor):
+            return reached(value, name)
         if type(value) in (list, tuple):
             inside = ", ".join(self.of(item, f"{name}_{i}") for i, item in enumerate(value))
             return f"[{inside}]" if type(value) is list else f"({inside}{',' if len(value) == 1 else ''})"

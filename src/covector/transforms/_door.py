@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -36,9 +38,33 @@ from covector.errors import (
 
 Accept = Callable[[Caller, Evaluation], None]
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
 # Further seeds are made from one by adding to it, and torch takes those of 64 bits.
 _SEEDS = 2**62
+# What may be the matter with a function that returns a number, or nothing.
+_LOST = "Did it call .item(), or forget to return?"
+
 RANDOMNESS = ("error", "same", "different")
+
+
+def one_tuple_of_inputs(door: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """The same door; inputs that are spread over its arguments are refused with a sentence, not by Python."""
+    names = list(inspect.signature(door).parameters)
+    behind = names.index("inputs") + 1
+    # Cotangents are tensors; whatever else stands behind the inputs is not.
+    allowed = behind + (names[behind] == "grad_outputs")
+    call = f"{door.__name__}({', '.join(names[: behind - 1])}"
+    advice = f"several inputs go into one tuple: write {call}, (a, b)), not {call}, a, b)."
+
+    @wraps(door)
+    def opened(*args: _Given.args, **keywords: _Given.kwargs) -> _Result:
+        if any(isinstance(value, Tensor) for value in args[allowed:]):
+            raise ArgumentTypeError(f"{door.__name__}: {advice}")
+        return door(*args, **keywords)
+
+    return opened
 
 
 def check_function(verb: str, function: Any) -> Caller:
@@ -189,10 +215,11 @@ def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
         raise OutputError(f"{caller}: the function must return at least one tensor, got none.")
     for position, output in enumerate(evaluation.outputs):
         if not isinstance(output, Tensor):
+            alone = evaluation.spec is LEAF
             raise OutputError(
                 f"{caller}: the function must return tensors only, but "
                 f"{output_paths(evaluation)[position]} is {summary(output)}. "
-                "Return what is not to be differentiated as aux, with has_aux=True."
+                + (_LOST if alone else "Return what is not to be differentiated as aux, with has_aux=True.")
             )
 
 
@@ -211,7 +238,7 @@ def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
 def _hint_on_scalars(returned: Any) -> str:
     """What may be the matter with a function that does not return one tensor."""
     if returned is None or isinstance(returned, int | float | complex):
-        return "Did it call .item(), or forget to return?"
+        return _LOST
     return "To return more than the value, use has_aux=True."
 
 

@@ -86,15 +86,17 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         return "", "a term that is missing from a product rule, or a factor 2 that was left out"
     for side in (s.outputs, s.inputs):
         for axis, size, name in _sizes(side):
+            together = _acts_along(s, side, axis)
+            # Elements that do not act together may have a factor that is the size by chance.
+            or_else = "" if together else ", or a factor that was left out or applied twice"
             if size > 2 and abs(c - size) < 1e-4 * size:
-                return f"; {size} is {name}", "a mean in the forward that the backward takes for a sum"
-            if _acts_along(s, side, axis) and (text := unbiased(c, size)):
+                mean = "a mean in the forward that the backward takes for a sum"
+                return f"; {size} is {name}", f"{mean}{or_else}"
+            if together and (text := unbiased(c, size)):
                 return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
             if size > 2 and abs(c * size - 1) < 1e-4:
-                return (
-                    f", which is 1 / {size}; {size} is {name}",
-                    "a sum that became a mean over that dimension",
-                )
+                mean = "a sum that became a mean over that dimension"
+                return f", which is 1 / {size}; {size} is {name}", f"{mean}{or_else}"
     return "", ""
 
 

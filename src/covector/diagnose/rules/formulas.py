@@ -126,10 +126,13 @@ def _is(values: Tensor, expressions: _Expressions) -> _Found | None:
 def chain_rule(case: Case) -> Iterator[Observation]:
     """A factor of the chain rule is missing or one too many, or stands for another."""
     for s in case.suspects:
-        if s.inputs.part is None or s.inputs.part.is_complex or s.outputs.imaginary.any():
+        if s.inputs.part is None or s.outputs.imaginary.any():
             continue
         name = f"`{s.inputs.part.name}`"
-        if text := _by_element(s, case, name) or _by_output(s, case):
+        by_input = (
+            "" if s.inputs.part.is_complex else _by_element(s, case, name) or _for_another(s, case, name)
+        )
+        if text := by_input or _by_output(s, case):
             # A factor that no expression fits says which outputs are concerned, and not what is missing.
             yield Observation(text, 0.75 if text.endswith(_UNNAMED) else 0.92, s.where)
 
@@ -149,7 +152,7 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     returns = f"{case.rule} returns"
     if text := _factor(analytic / numeric, expressions):
         return f"{returns} {text} for {{where}}"
-    for values, other in case.others_like(s):
+    for values, other in case.others_over(s, s.inputs):
         if text := _factor(analytic / numeric, of_input(values[used], f"`{other}`")):
             return f"{returns} {text} for {{where}}"
     several = {f"{number:.3e}" for number in numeric.tolist()}  # a slope of 0.01 is the square of one of 0.1
@@ -201,6 +204,20 @@ def _factor(ratio: Tensor, expressions: _Expressions) -> str:
     return ""
 
 
+def _for_another(s: Suspect, case: Case, name: str) -> str:
+    """Every entry is the value of one tensor, and should be that of another: a factor of a product."""
+    row, column = s.support.nonzero(as_tuple=True)
+    true, got = s.numeric[row, column], s.analytic[row, column]
+    if true.numel() < _LEAST or bool((s.nonzero & ~s.support).any()):
+        return ""
+    known = {f"`{other}`": values[row] for values, other in case.others_over(s, s.outputs)}
+    known |= {name: s.point[column], "output": s.value[row]}
+    shown, returned = _is(true, known), _is(got, known)
+    if shown is None or returned is None or shown.text == returned.text:
+        return ""
+    return f"{case.rule} returns {returned} for {{where}}, where differences show {shown}"
+
+
 def _by_output(s: Suspect, case: Case) -> str:
     """Each row of the Jacobian is wrong by a factor of its own."""
     rows = s.support.any(1)
@@ -211,6 +228,8 @@ def _by_output(s: Suspect, case: Case) -> str:
         return ""
     values = s.value[rows]
     text = _factor(factors[rows], of_output(values)) if values.unique().numel() > 2 else ""
+    for other, name in case.others_over(s, s.outputs):
+        text = text or _factor(factors[rows], of_input(other[rows], f"`{name}`"))
     if text:
         return f"{case.rule} returns {text} for {{where}}"
     return f"{case.rule} is off by a factor for {{where}} {_UNNAMED}"

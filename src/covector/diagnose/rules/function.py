@@ -9,8 +9,7 @@ import torch
 from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect, listed
-
-_COARSE = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32"))
+from covector.evidence.evidence import COARSE
 
 
 def stale(case: Case) -> Iterator[Observation]:
@@ -27,6 +26,14 @@ def changed(case: Case) -> Iterator[Observation]:
         yield Observation(f"{case.rule} changes the cotangent of {named} in place", 0.99)
 
 
+def rounded(case: Case) -> Iterator[Observation]:
+    """The gradient of any cotangent has the numbers of a smaller dtype."""
+    if not case.evidence.has_wrong_entries and (dtype := case.evidence.rounded_to) is not None:
+        name = torch.finfo(dtype).dtype
+        text = f"{case.rule} computes in {name}: the gradient of a random cotangent is made of {name} numbers"
+        yield Observation(text, 0.97)
+
+
 def precision(case: Case) -> Iterator[Observation]:
     """Errors of the size of rounding in less than double precision."""
     if case.evidence.is_low_precision:
@@ -40,8 +47,8 @@ def _rounded(s: Suspect, noun: str) -> Iterator[Observation]:
     off = (s.analytic - s.numeric)[s.support]
     relative = (off / s.numeric[s.support]).abs()
     largest = float(relative.max())
-    for dtype, name in _COARSE:
-        eps = torch.finfo(dtype).eps
+    for dtype in COARSE:
+        eps, name = torch.finfo(dtype).eps, torch.finfo(dtype).dtype
         exact = bool((s.analytic == s.analytic.to(dtype).to(torch.float64)).all())
         if exact and eps / 64 < largest <= 2 * eps:
             text = f"the {noun} for {{where}} was rounded to {name}: its entries are {name} numbers"

@@ -125,6 +125,8 @@ def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
     """The mirror of a window, if there is one: its middle follows from where the longest one ends."""
     numeric, slack = _over(s, s.numeric, out_axis, in_axis), 4 * s.slack.max()
     rows, columns = torch.arange(numeric.shape[0]), torch.arange(numeric.shape[1])
+    if _turns(numeric, slack):
+        return (2 * rows[:, None] - columns) % len(columns)
     for stride in _STRIDES:
         if _slides(numeric, stride, slack):
             used = numeric.abs().amax(2) > slack
@@ -157,6 +159,15 @@ def _mirrored(s: Suspect, matrix: Tensor, window: _Window) -> Tensor:
     shape = [*s.outputs.shape, *s.inputs.shape]
     rest = [size for axis, size in enumerate(shape) if axis not in axes]
     return turned.reshape(*turned.shape[:2], *rest).movedim((0, 1), axes).reshape(matrix.shape)
+
+
+def _turns(numeric: Tensor, slack: Tensor) -> bool:
+    """Whether each row is the one before, turned by one place: a circular convolution, as by an FFT."""
+    if numeric.shape[0] != numeric.shape[1]:
+        return False
+    off = (numeric[1:] - numeric[:-1].roll(1, dims=1)).abs()
+    ends = numeric[0, -1].abs().max() > slack  # the first output depends on the last element
+    return bool((off <= slack).all()) and bool(ends)
 
 
 def _slides(numeric: Tensor, stride: int, slack: Tensor) -> bool:

@@ -180,7 +180,7 @@ RULES = (
         "flipped window",
         places.flipped,
         "windows that slide along an axis, as in a convolution, are read backwards",
-        "the kernel: the gradient of a convolution takes it flipped",
+        "the kernel: the gradient of a convolution takes it flipped, by FFT conjugated",
         ("sign", "factor"),
     ),
     Rule(
@@ -314,6 +314,13 @@ RULES = (
         "an operation in `backward` that writes into grad_output, as mul_ or out=: work on a new tensor",
         entries=False,
         steady=False,
+    ),
+    Rule(
+        "rounded",
+        function.rounded,
+        "a small cotangent gives another gradient, because the backward computes in a smaller dtype",
+        "a cast to a smaller dtype in `backward`: small cotangents lose their digits there, or become zero",
+        entries=False,
     ),
     Rule(
         "precision",

@@ -55,7 +55,8 @@ LENSES = (
         "scale",
         "inputs and cotangents times 2^-20 to 2^20; NaN, infinity, the edge of the dtype, zeros",
         scale,
-        "a maximum that is not subtracted, squares that overflow, thresholds, comparisons that drop a NaN",
+        "an epsilon that is not the reference's, a maximum that is not subtracted, squares that overflow, "
+        "thresholds, comparisons that drop a NaN",
     ),
     Lens(
         "again",
