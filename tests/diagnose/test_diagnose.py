@@ -424,7 +424,7 @@ def test_of_a_large_function_every_entry_of_the_suspect_is_looked_at():
 
 def test_where_entries_are_is_not_said_of_a_sample():
     """The columns that were looked at are not all that are wrong."""
-    report = covector.check(Product.apply, normal((20, 20), (20, 20))(0))
+    report = covector.check(Product.apply, normal((30, 30), (30, 30))(0))
     assert not diagnoses(report)
     *_, fact = report.worst.facts
     assert re.match(r"\d+ wrong entries in a sample for input `x`: the ratio analytic / numeric lies", fact)

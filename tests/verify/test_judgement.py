@@ -824,7 +824,7 @@ def test_one_wrong_entry_of_twenty_thousand(place):
     report = report_of(wrong, x, fast_mode=True)
     assert report.outcome is FAILED
     assert any(f"[{place}]" in m.entry.input for m in report.worst.mismatches), str(report)
-    assert "random directions" in report.method
+    assert "random direction" in report.method
 
 
 @pytest.mark.parametrize("seed", range(3))
