@@ -11,8 +11,7 @@ from test_rooms import SOURCE, imported_names, modules, parsed, room_of
 
 # Private names of Python's own: named tuples, and the frame of the caller.
 OF_PYTHON = {"_replace", "_getframe"}
-# Of the executor that Dask's client makes, which does not say otherwise whose it is; without them, it is used as any
-# other one.
+# Of the executor that Dask's client makes, which does not say otherwise whose it is.
 OF_DASK = {"_client", "_kwargs", "_shutdown"}
 
 

@@ -22,7 +22,7 @@ from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify.leaves import kind_of
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, stacked, unit
+from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, products, stacked, unit
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -226,7 +226,7 @@ class ReverseMap(_QuietMap):
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
-        return self.mixed @ moves.T
+        return products(self.mixed, moves)
 
     @lazy
     def shrunk(self) -> Tensor:
@@ -361,7 +361,7 @@ class ForwardMap(_QuietMap):
         """v^T A u for each random cotangent and each u."""
         images = np.stack([self.push_coordinates(torch.from_numpy(move)).numpy() for move in moves])
         self._pushed = self._pushed or (moves, images)
-        return self.cotangents @ images.T
+        return products(self.cotangents, images)
 
     @property
     def knows_columns(self) -> bool:

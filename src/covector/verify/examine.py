@@ -13,6 +13,7 @@ from covector.verify.analytic import Analytic
 from covector.verify.looks import Look
 from covector.verify.numeric import Numeric
 from covector.verify.tolerance import Tolerance
+from covector.verify.vectors import products
 
 # By how much (8 a - b) / 6 is noisier than a and b, if these are independent and a is what is looked at.
 _EXTRAPOLATED = sqrt(8**2 + 1) / 6
@@ -118,7 +119,7 @@ class Examiner:
 
     def _off(self, differences: np.ndarray, expected: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return differences @ self.analytic.cotangents.T - expected
+            return products(differences, self.analytic.cotangents) - expected
 
     def extrapolated(self, suspects: Compared) -> Compared | None:
         """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst one first."""

@@ -139,7 +139,8 @@ class Look:
             del moved
             of_outputs = numeric.noise
             of_outputs *= analytic.cotangents[0]
-            return np.broadcast_to(of_points + np.linalg.norm(of_outputs), len(self))
+            of_outputs *= of_outputs
+            return np.broadcast_to(of_points + np.sqrt(of_outputs.sum()), len(self))
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""

@@ -106,6 +106,7 @@ class Numeric:
         alone = self._measured(moved)
         if any(tensor() is None for tensor in held):
             return None  # it keeps another one now: of a batch, it could not be used in the next run
+        self._batch(np.stack([problem.point, moved]))  # what cannot be batched says so before it costs much
         # What is known stands first and last: a rule may be wrong from some point of a batch on.
         probed = np.concatenate([problem.point[None], points, moved[None]])
         rows = self._in_chunks(probed)
