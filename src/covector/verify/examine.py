@@ -98,24 +98,28 @@ class Examiner:
         """The directions that disagree, and the smallest error of an entry that would have shown."""
         found, visible = [], 0.0
         for some in self._spans(len(look)):
-            part = look.part(some)
-            # Not to be there while the function runs: there may be as many steps as inputs.
-            steps = part.steps(self.numeric, length)
-            expected, least = part.expected(self.analytic, steps).T, part.least(steps)
-            del steps
-            differences = part.differences(self.numeric, length)
-            off = self._off(differences, expected)
-            compared = Compared(part, length, least, noise[some], expected, differences, off)
+            part = look if some == slice(0, len(look)) else look.part(some)
+            compared = self._compared(part, noise[some], length)
             found.append(compared.suspects(self.tol))
             with np.errstate(all="ignore"):
-                visible = max(visible, float((noise[some] / least).max()))
-            del compared, differences
+                visible = max(visible, float((compared.noise / compared.least).max()))
+            del compared
         return _joined(found), visible + look.share * self.tol.atol
+
+    def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
+        steps = look.steps(self.numeric, length)
+        expected, least = look.expected(self.analytic, steps).T, look.least(steps)
+        if look.large:  # they are made anew for each run, and are not there while the function runs
+            del steps
+            differences = self.numeric.difference(lambda: look.steps(self.numeric, length)[0])
+        else:
+            differences = look.differences(self.numeric, steps)
+        return Compared(look, length, least, noise, expected, differences, self._off(differences, expected))
 
     def _spans(self, count: int, start: int = 0) -> Iterator[slice]:
         """The directions that are differenced at once."""
         size = self.numeric.columns_at_once
-        return (slice(at, at + size) for at in range(start, count, size))
+        return (slice(at, min(at + size, count)) for at in range(start, count, size))
 
     def _off(self, differences: np.ndarray, expected: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
@@ -135,7 +139,7 @@ class Examiner:
         """What still disagrees once the leading truncation error is removed."""
         self.numeric.limit += 2 * len(suspects)
         steps = suspects.look.steps(self.numeric, suspects.length)
-        far = suspects.look.differences_along(self.numeric, 2 * steps)
+        far = suspects.look.differences(self.numeric, 2 * steps)
         with np.errstate(all="ignore"):
             better = (8 * suspects.differences - far) / 6
         off = self._off(better, suspects.expected)

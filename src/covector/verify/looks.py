@@ -47,6 +47,11 @@ class Look:
         return self.weights.shape[1]
 
     @property
+    def large(self) -> bool:
+        """Whether there is one direction, of so many columns that another vector of them counts."""
+        return self.columns is None and len(self) == 1 and self.width > PIECE
+
+    @property
     def groups(self) -> np.ndarray:
         """The columns that are moved together, a row for each direction."""
         if self.columns is not None:
@@ -108,14 +113,8 @@ class Look:
         moves[np.arange(len(self))[:, None], self.columns] = steps
         return moves
 
-    def differences(self, numeric: Numeric, length: float) -> np.ndarray:
-        """The differences of the outputs with steps of a length, a row for each direction."""
-        if len(self) == 1 and self.width > 1:
-            return numeric.difference(lambda: self.moves(self.steps(numeric, length))[0])
-        return self.differences_along(numeric, self.steps(numeric, length))
-
-    def differences_along(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
-        """The same with these steps."""
+    def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
+        """The differences of the outputs with these steps, a row for each direction."""
         if self.width == 1:
             return numeric.singly(self.groups[:, 0], steps[:, 0])
         return numeric.differences(self.moves(steps))
@@ -140,7 +139,8 @@ class Look:
             of_outputs = numeric.noise
             of_outputs *= analytic.cotangents[0]
             of_outputs *= of_outputs
-            return np.broadcast_to(of_points + np.sqrt(of_outputs.sum()), len(self))
+            noise: np.ndarray = of_points + np.sqrt(of_outputs.sum())
+        return noise.repeat(len(self)) if self.columns is None else noise
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""
