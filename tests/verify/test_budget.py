@@ -348,6 +348,24 @@ def test_on_request_every_coordinate_is_moved_by_itself() -> None:
     assert covector.check(dense(5, 20), inputs, probes=0).evaluations >= 2 * coordinates(inputs)
 
 
+@each_speed
+def test_a_kink_among_many_numbers_costs_no_column_each(fast: bool) -> None:
+    """It is found by halving, also where the Jacobian is small because there is one output."""
+    x = torch.linspace(-1, 1, 8_001, dtype=torch.float64)
+    x[4_000] = 3e-7
+    report = covector.check(lambda x: x.abs().sum(), x.requires_grad_(), fast_mode=fast)
+    assert report.outcome == PASSED
+    assert report.evaluations < 300
+
+
+def test_a_wrong_entry_of_a_function_that_cannot_be_batched_costs_no_column_each_in_fast_mode() -> None:
+    """A few columns tell whether it can be; the others are not looked at for a diagnosis."""
+    counted = Budgeted(extra(0.1, dense(5, 900)), alone=True)
+    report = covector.check(counted, normal((900,))(), fast_mode=True)
+    assert report.outcome == FAILED
+    assert runs(counted, report) < 900
+
+
 # What fails
 
 

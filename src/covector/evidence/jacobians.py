@@ -38,7 +38,7 @@ class Budget:
         numeric, width = run.numeric, run.problem.shape[1]
         if numeric.knows_columns:
             return width
-        affordable = (2 * width + self.runs - run.runs) // 2
+        affordable = int(2 * width * (1 + constants.HALVING_SHARE) + self.runs - run.runs) // 2
         spared = run.options.fast and not numeric.batches
         return max(_FEW, min(affordable, self.unbatched) if spared else affordable)
 
@@ -50,8 +50,9 @@ class Budget:
         )
 
 
-# Columns that are differenced for a diagnosis however many runs the check has taken.
-_FEW = 4
+# Columns that are differenced for a diagnosis however many runs the check has taken: more points than are
+# evaluated one by one, so that they tell whether the function can be batched.
+_FEW = constants.DIRECTIONS + 1
 
 # Two more runs look for a cut. Without a batch, an input of 16 x 16 numbers is looked at whole.
 DIAGNOSIS = Budget(entries=constants.WHOLE_ENTRIES, sample=48, runs=58, unbatched=256 + _FEW)

@@ -13,6 +13,7 @@ from covector._chart import Beyond, Sampled, ShapeChange
 from covector._engine import graph
 from covector._engine.messages import is_out_of_memory, missing_kernel
 from covector.errors import CovectorError, ResourceError, UnsupportedError, described, first_sentence, text_of
+from covector.verify import constants
 from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
@@ -127,6 +128,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     moves = np.zeros((1, problem.inputs.size))
     moves[0, columns] = steps
     nothing = ZeroMap(problem, run.options.seed)
+    numeric.limit = numeric.runs + constants.EXTRA_RUNS
     off = nothing.cotangents @ numeric.differences(moves)[0]
     allowed = run.options.tol.atol * numeric.eps
     if (abs(off) <= allowed).all():

@@ -11,13 +11,13 @@ DIRECTIONS = 4
 """Random directions of a check that is not fast. Two errors of one row, twice as large as is allowed, cancel
 along one of them for one seed in a hundred."""
 
-CELL_SHARE = 0.02
-"""The share of an entry's tolerance by which what several entries add up to may be off: two wrong ones have
-to cancel to within this share to be missed."""
+SUM_SHARE = 0.02
+"""A sum of entries may be off by this share of `atol`: two wrong entries are missed only if they cancel to
+within it."""
 
-SHARED_CELL_SHARE = 0.25
-"""The same along a direction in fast mode, which has no time for the errors that are allowed: those of a
-derivative that is off by a fiftieth in each of 150 columns come to this."""
+FAST_SHARE = 0.25
+"""In fast mode a direction may be off by this share of `atol`, because small errors that are allowed add up:
+150 columns, each off by a fiftieth, reach it."""
 
 SCALE = 2.0**20
 """By what a cotangent is divided to see whether its pullback scales; a power of two rounds nothing. Programs
@@ -30,7 +30,8 @@ HALF = 2.0**4
 """Both in half precision, in which numbers below 6e-5 lose digits, and those above 65504 are infinite."""
 
 HALVING_SHARE = 1 / 64
-"""The share of the runs that moving every column takes, which halving a direction may take before."""
+"""The share of the runs of moving every column that halving a direction may take before: it is lost if every
+column has to be moved after all."""
 
 ROUNDED_RUNS = 6
 """How often a function in low precision is run with random rounding, once its derivative looks wrong: the
@@ -67,7 +68,7 @@ verdict: a power of two, by which no step is rounded again."""
 SHORTER = 64
 """How much shorter the next step is where the truncation error exceeds the noise: 6th order, so the error
 falls by eleven digits, while the noise grows by two. Where noise hides the slope, the next one is at most
-longer by the square of this. Steps of a look are at most as much longer than usual."""
+longer by the square of this. Steps of single columns are at most as much longer than usual."""
 
 STENCILS = 5
 """How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `LONGEST_STEP`."""
@@ -90,11 +91,11 @@ shrink at a kink: between two lengths it has to keep this share of itself."""
 # What a check may take.
 
 WHOLE_ENTRIES = 1 << 19
-"""A Jacobian of up to this many entries is looked at whole once something is wrong, which takes a second or
-so: most mistakes show in the whole better than in a part."""
+"""A Jacobian of up to this many entries is looked at whole once something is wrong: most mistakes show in the
+whole better than in a part."""
 
 EXTRA_RUNS = 32
-"""Runs of the function that judging entries takes at most, beyond those of a look and of halving its groups:
+"""Runs of the function that judging entries takes at most, beyond those of a look and of halving a direction:
 two columns with two or three stencils each. With a second difference of every suspect column, a check stays
 within torch's own number of runs and 60."""
 
@@ -107,8 +108,8 @@ BATCH_BYTES = 32 * 2**20
 is far from a cache is slower to compute, convolutions of 128 channels by a tenth."""
 
 COPIES = 8
-"""How many times the numbers of a point, and of the outputs there, are in memory at once: both sides, their
-difference, cells, noise, each with what it is computed from."""
+"""How many times the numbers of a point, and of the outputs there, are in memory at once: both points,
+both outputs, their difference, and what these are computed from."""
 
 BATCH_ROUNDING = 1e4
 """How far a batch may be from a single evaluation, in units of rounding: kernels add up in another order.

@@ -49,14 +49,14 @@ class _Decision:
         self._examiner, self._record = examiner, record
         height, width = examiner.numeric.problem.shape
         # Of a small Jacobian every column is wanted, for the report.
-        self._halves = fast or height * width > constants.WHOLE_ENTRIES
+        self._spares_columns = fast or height * width > constants.WHOLE_ENTRIES
         self._numeric, self._analytic, self._tol = examiner.numeric, examiner.analytic, examiner.tol
 
     def agree(self, look: Look) -> bool:
         """Whether a look leaves no doubt."""
         noise = self._examiner.noise(look)
         length = self._examiner.length(look, noise)
-        if length is None and look.width > 1:
+        if length is None and look.columns is None:
             return False
         self._record.take(look.name)
         self._numeric.limit += 2 * len(look)
@@ -69,11 +69,12 @@ class _Decision:
         if remaining is None:
             return True
         self._numeric.problem.require_pure()
-        return self._entries_pass(remaining) if look.width == 1 else self._parts_agree(remaining)
+        return self._parts_agree(remaining) if look.columns is None else self._entries_pass(remaining)
 
     def _entries_pass(self, suspects: Compared) -> bool:
         """Whether every entry of single columns passes."""
-        columns, steps = suspects.look.groups[:, 0], self._steps(suspects)[:, 0]
+        columns, steps = suspects.look.columns, self._steps(suspects)[:, 0]
+        assert columns is not None
         return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
 
     def _steps(self, suspects: Compared) -> np.ndarray:
@@ -81,17 +82,18 @@ class _Decision:
 
     def _parts_agree(self, suspects: Compared) -> bool:
         """Whether directions disagree because of a few columns, and these are right all the same."""
-        look, all_columns = suspects.look, 2 * suspects.look.size
+        look, every, all_runs = suspects.look, np.arange(suspects.look.width), 2 * suspects.look.width
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
-        if suspects.hidden(self._tol).any() or not self._halves or halving > all_columns:
+        most = all_runs * (1.0 if self._spares_columns else constants.HALVING_SHARE)
+        if suspects.hidden(self._tol).any() or halving > most:
             return False
-        self._numeric.limit += int(constants.HALVING_SHARE * all_columns)
+        self._numeric.limit += int(constants.HALVING_SHARE * all_runs)
         allowed = suspects.noise + look.share * self._tol.atol * suspects.least
-        each = zip(look.groups, self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
+        each = zip(self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
         return all(
             self._column_is_right(column, int(abs(off).argmax()))
-            for columns, steps, off, limit in each
-            for column in columns_apart(self._numeric, self._analytic, columns, steps, off, limit)
+            for steps, off, limit in each
+            for column in columns_apart(self._numeric, self._analytic, every, steps, off, limit)
         )
 
     def _column_is_right(self, column: int, which: int) -> bool:
@@ -115,5 +117,5 @@ class _Decision:
             expected -= analytic.cotangents[:, row] * entry.mismatch.analytic
             noise = np.sqrt(np.square(others * best.bound).sum(1))
             off = abs(others @ best.value - expected)
-            right = (off <= noise + constants.CELL_SHARE * self._tol.atol) & (noise <= self._tol.atol)
+            right = (off <= noise + constants.SUM_SHARE * self._tol.atol) & (noise <= self._tol.atol)
         return bool(right.all())

@@ -80,19 +80,14 @@ class Examiner:
     def length(self, look: Look, noise: np.ndarray) -> float | None:
         """The shortest length of steps that shows a wrong entry in spite of noise; None if there is none.
 
-        Extrapolated from there, it has to show it too. Where columns are moved together it is no longer than
-        need be: fewer kinks are crossed.
+        The extrapolated difference, whose noise is larger, has to show it too.
         """
-        lengths = look.lengths(self.numeric.eps)
-        shortest = next(lengths)
+        shortest, longest = look.lengths(self.numeric.eps)
         with np.errstate(all="ignore"):
             allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
             # A little more, for the rounding of steps.
             needed = 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
-        if needed <= shortest:
-            return shortest
-        length = next((length for length in lengths if needed <= length), None)
-        return needed if length is not None and look.width > 1 else length
+        return max(needed, shortest) if needed <= longest else None
 
     def examine(self, look: Look, noise: np.ndarray, length: float) -> tuple[Compared | None, float]:
         """The directions that disagree, and the smallest error of an entry that would have shown."""
@@ -108,7 +103,7 @@ class Examiner:
 
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
         steps = look.steps(self.numeric, length)
-        expected, least = look.expected(self.analytic, steps).T, look.least(steps)
+        expected, least = look.expected(self.analytic, steps), look.least(steps)
         if look.large:  # they are made anew for each run, and are not there while the function runs
             del steps
             differences = self.numeric.difference(lambda: look.steps(self.numeric, length)[0])
@@ -148,14 +143,11 @@ class Examiner:
 
 
 def _joined(parts: Sequence[Compared | None]) -> Compared | None:
-    """The suspects of all parts of a look."""
+    """The suspects of all parts of a look; only that of single columns has several."""
     some = [part for part in parts if part is not None]
     if len(some) <= 1:
         return some[0] if some else None
-    look = replace(
-        some[0].look,
-        columns=np.concatenate([part.look.groups for part in some]),
-        weights=np.concatenate([part.look.weights for part in some]),
-    )
+    columns, weights = ([getattr(part.look, name) for part in some] for name in ("columns", "weights"))
+    look = replace(some[0].look, columns=np.concatenate(columns), weights=np.concatenate(weights))
     arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _ARRAYS}
     return Compared(look, some[0].length, **arrays)

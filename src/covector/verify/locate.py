@@ -1,4 +1,4 @@
-"""From a cell that disagrees to the entry behind it, by halving."""
+"""From a direction that disagrees to its columns, and from a column to its worst row, by halving."""
 
 from __future__ import annotations
 

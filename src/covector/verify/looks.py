@@ -30,12 +30,10 @@ class Look:
 
     name: str
     columns: np.ndarray | None
-    """Those that are moved together, a row for each direction; None: all of them in their order."""
+    """The column that each direction moves; None: each moves all of them."""
     weights: np.ndarray
-    """Of each column, in units of its step."""
-    size: int
-    """How many columns there are in all."""
-    share: float = constants.CELL_SHARE
+    """Of each column that is moved, in units of its step: a row for each direction."""
+    share: float
     """The share of one entry's tolerance by which an answer may be off."""
 
     def __len__(self) -> int:
@@ -51,26 +49,16 @@ class Look:
         """Whether there is one direction, of so many columns that another vector of them counts."""
         return self.columns is None and len(self) == 1 and self.width > PIECE
 
-    @property
-    def groups(self) -> np.ndarray:
-        """The columns that are moved together, a row for each direction."""
-        if self.columns is not None:
-            return self.columns
-        return np.broadcast_to(np.arange(self.size), self.weights.shape)
+    def lengths(self, eps: float) -> tuple[float, float]:
+        """The shortest and the longest steps, in units of `eps`.
 
-    def lengths(self, eps: float) -> Iterator[float]:
-        """Lengths of steps to choose from, in units of `eps`.
-
-        What columns are added up to inside the function moves as far as one column that moves by the norm of
-        all steps: with that norm, a direction crosses as few kinks. Single columns have one length in common,
-        which does not grow far: some of them would show their truncation error.
+        A sum of columns inside the function moves about as far as if one column moved by the norm of all
+        steps: with a norm of `eps`, a direction crosses about as many kinks as a single column. Single
+        columns have one length in common, which does not grow far: some would show their truncation error.
         """
-        length, longest = 1.0, constants.SHORTER * eps
-        if self.width > 1:
-            length, longest = self.width**-0.5, constants.LONGEST_STEP
-        yield length
-        while (length := length * constants.NEXT_LENGTH) * eps <= longest:
-            yield length
+        if self.columns is None:
+            return self.width**-0.5, constants.LONGEST_STEP / eps
+        return 1.0, constants.SHORTER
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the directions."""
@@ -79,7 +67,7 @@ class Look:
 
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
-        if self.width == 1 and length == 1:
+        if self.columns is not None and length == 1:
             return self._of(numeric.steps.array(numeric.eps))
         steps = np.empty(self.weights.shape)
         for span in self._spans():
@@ -88,12 +76,12 @@ class Look:
         return steps
 
     def _of(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers of all columns, for those of each direction; without a copy if it has all of them."""
-        return numbers[..., None, :] if self.columns is None else numbers[..., self.columns]
+        """Numbers of all columns, for those that each direction moves; without a copy of all of them."""
+        return numbers[..., None, :] if self.columns is None else numbers[..., self.columns, None]
 
     def _wanted(self, numeric: Numeric, length: float, span: slice) -> tuple[np.ndarray, Columns]:
         """The steps of some columns before rounding, and which these are."""
-        columns = span if self.columns is None else self.columns[:, span]
+        columns = span if self.columns is None else self.columns[:, None]
         return self.weights[:, span] * numeric.steps.wanted(numeric.eps * length, columns), columns
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
@@ -105,25 +93,17 @@ class Look:
         """Some columns at a time: there may be many, and little memory beside them."""
         return (slice(start, start + PIECE) for start in range(0, self.width, PIECE))
 
-    def moves(self, steps: np.ndarray) -> np.ndarray:
-        """The moves of all coordinates, a row for each direction."""
-        if self.columns is None:
-            return steps
-        moves = np.zeros((len(self), self.size))
-        moves[np.arange(len(self))[:, None], self.columns] = steps
-        return moves
-
     def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
         """The differences of the outputs with these steps, a row for each direction."""
-        if self.width == 1:
-            return numeric.singly(self.groups[:, 0], steps[:, 0])
-        return numeric.differences(self.moves(steps))
+        if self.columns is None:
+            return numeric.differences(steps)
+        return numeric.singly(self.columns, steps[:, 0])
 
     def expected(self, analytic: Analytic, steps: np.ndarray) -> np.ndarray:
-        """What the derivative says: v^T A u, cotangent by direction."""
-        if self.width > 1:
-            return analytic.mixed_along(self.moves(steps))
-        products: np.ndarray = self._of(analytic.mixed)[..., 0] * steps[:, 0]
+        """What the derivative says: v^T A u, direction by cotangent."""
+        if self.columns is None:
+            return analytic.mixed_along(steps).T
+        products: np.ndarray = analytic.mixed.T[self.columns] * steps
         return products
 
     def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
@@ -149,13 +129,14 @@ class Look:
 
 def singles(size: int) -> Look:
     """Every column by itself."""
-    return Look("singles", np.arange(size)[:, None], np.ones((size, 1)), size)
+    return Look("singles", np.arange(size), np.ones((size, 1)), constants.SUM_SHARE)
 
 
-def signs(size: int, count: int, seed: int, share: float = constants.CELL_SHARE) -> Look:
+def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
     """All columns at once, along random directions. Their weights take few bytes: there may be many."""
     drawn = weights(count * size, seed + 1).numpy().astype(np.float32)
-    return Look("signs", None, drawn.reshape(count, size), size, share)
+    share = constants.FAST_SHARE if fast else constants.SUM_SHARE
+    return Look("signs", None, drawn.reshape(count, size), share)
 
 
 def ladder(numeric: Numeric, probes: int, seed: int, *, fast: bool) -> Iterator[Iterator[Look]]:
@@ -166,7 +147,6 @@ def ladder(numeric: Numeric, probes: int, seed: int, *, fast: bool) -> Iterator[
     width = numeric.problem.inputs.size
     if 0 < probes < width:
         size = min(probes, numeric.columns_at_once)
-        share = constants.SHARED_CELL_SHARE if fast else constants.CELL_SHARE
-        yield (signs(width, min(size, probes - at), seed + at, share) for at in range(0, probes, size))
+        yield (signs(width, min(size, probes - at), seed + at, fast=fast) for at in range(0, probes, size))
     if not fast or 2 * width <= constants.FAST_RUNS:
         yield iter([singles(width)])

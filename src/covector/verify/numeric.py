@@ -237,7 +237,7 @@ class Numeric:
             return self._kept[columns]
         differences = _halved(*self.sides(columns, steps))
         height, width = self.problem.shape
-        if usual and 8 * height * width <= constants.BATCH_BYTES:
+        if usual and 8 * height * width <= self._bytes:
             if self._kept is None:
                 self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
             self._kept[columns], self._known[columns] = differences, True

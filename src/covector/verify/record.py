@@ -41,7 +41,7 @@ class Record:
         self._judged: dict[tuple[int, int], Judgement] = {}
 
     def begin(self) -> None:
-        """Other looks are taken, because the last could not decide: they start anew, but for the stencils."""
+        """Forget what the last looks judged, which could not decide; but keep the stencils."""
         self.visible, self.cut_short, self._judged = 0.0, False, {}
 
     def take(self, look: str) -> None:
@@ -76,7 +76,7 @@ class Record:
         """What it comes to: if the last look agreed, the derivative is right."""
         looks = tuple(self._looks)
         if agreed:
-            return Verdict(Outcome.PASSED, (), looks, entries, self.visible, suspected=self.suspected)
+            return Verdict(Outcome.PASSED, (), looks, entries, self.visible, False, self.suspected)
         judged = [entry for entry in self._judged.values() if entry.outcome is not Outcome.PASSED]
         if any(entry.mismatch.note.startswith(OUTSIDE) for entry in judged):
             # Zero times infinity: next to such an entry a derivative of NaN is no mistake of its own.
@@ -85,7 +85,8 @@ class Record:
         shown = wrong or [entry.mismatch for entry in judged]
         shown.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
         outcome = Outcome.FAILED if wrong else Outcome.INCONCLUSIVE
-        return Verdict(outcome, tuple(shown[:NAMED]), looks, entries, self.visible, self.cut_short)
+        shown = shown[:NAMED]
+        return Verdict(outcome, tuple(shown), looks, entries, self.visible, self.cut_short, self.suspected)
 
 
 def _excused(entry: Judgement) -> Judgement:

@@ -185,7 +185,7 @@ class CheckRun:
         taken = dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks)
         looks = ", then ".join(taken).format(self.directions, "" if self.directions == 1 else "s")
         text = f"{size} {looks}, step {self.numeric.eps:.2g}"
-        if verdicts[-1].outcome is not Outcome.PASSED:
+        if any(verdict.outcome is not Outcome.PASSED for verdict in verdicts):
             return text
         shown = f"{text}; an error above {max(v.visible for v in verdicts):.1g} in any entry would have shown"
         if any(verdict.looks[-1] == "signs" for verdict in verdicts):

@@ -69,7 +69,7 @@ def stacked(rows: list[Tensor]) -> Tensor:
 def products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The products of the rows of one with those of the other, on one thread.
 
-    NumPy's own would start others, which takes longer than so few rows; and a long sum is added up in pieces,
+    NumPy's matrix product starts more, which costs more than so few rows. A long sum is added up in pieces,
     so that it loses fewer digits.
     """
     spans = (slice(start, start + PIECE) for start in range(0, max(1, first.shape[1]), PIECE))
