@@ -274,3 +274,10 @@ def test_a_custom_backward_of_many_numbers_takes_no_memory_for_a_matrix(factor):
 def test_relations_of_many_cotangents_are_found_piece_by_piece():
     """Twenty vectors of an output, as a matrix with its factors, would take a hundred times the input."""
     assert peak_of_a_check(1.0, 500_000) < 25 * 8 * 500_000
+
+
+@pytest.mark.parametrize("size", [3, 600])
+def test_in_fast_mode_a_backward_that_fails_is_repeated(size):
+    """What a direction found may be a matter of the run, and then the report says so."""
+    report = covector.check(faulty(lambda n: 0.5 * (n % 2)), leaf(size), fast_mode=True)
+    assert "determinism" in [finding.check for finding in report.findings if finding.outcome == "failed"]
