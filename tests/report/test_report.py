@@ -86,7 +86,7 @@ how: 3 x 3 entries column by column, step 1e-06; 21 calls of the function""",
         """\
 check(sin): PASSED
 checks: reverse mode, gradient kind, determinism, linearity, undefined cotangents
-how: 3 x 3 entries column by column, step 1e-06; an error above 2e-07 in any entry would have shown;
+how: 3 x 3 entries column by column, step 1e-06; an error above 4e-07 in any entry would have shown;
     7 calls of the function""",
     ),
     "kink": (

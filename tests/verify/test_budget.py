@@ -358,6 +358,26 @@ def test_a_kink_among_many_numbers_costs_no_column_each(fast: bool) -> None:
     assert report.evaluations < 300
 
 
+NORMS = {
+    "batch norm": (lambda x: nn.functional.batch_norm(x, None, None, training=True), (16, 3, 16, 16)),
+    "instance norm": (nn.functional.instance_norm, (1, 3, 64, 64)),
+    "standardised": (lambda x: (x - x.mean()) / x.std(), (12_000,)),
+    "cumulative sum": (lambda x: x.cumsum(0), (12_000,)),
+}
+
+
+@each_speed
+@pytest.mark.parametrize("name", NORMS)
+def test_rounding_that_outputs_share_costs_no_column_each(name: str, fast: bool) -> None:
+    """The rounding of a mean is that of all outputs, and adds up; with longer steps it does not show."""
+    function, shape = NORMS[name]
+    x = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for seed in range(3):
+        report = covector.check(function, x, fast_mode=fast, seed=seed)
+        assert report.outcome == PASSED
+        assert report.evaluations < 200
+
+
 def test_a_wrong_entry_of_a_function_that_cannot_be_batched_costs_no_column_each_in_fast_mode() -> None:
     """A few columns tell whether it can be; the others are not looked at for a diagnosis."""
     counted = Budgeted(extra(0.1, dense(5, 900)), alone=True)

@@ -174,3 +174,27 @@ def test_longer_steps_do_not_leave_the_domain_of_a_function_that_raises(keywords
     x = torch.linspace(1, 2, 100, dtype=torch.float64)
     x[0] = 1e-4
     assert covector.gradcheck(positive, x.requires_grad_(), **keywords)
+
+
+CONSTANT = {
+    "the sum of a layer norm": (lambda x: torch.nn.functional.layer_norm(x, (20,)).sum(), 1.0),
+    "there and back by a Fourier transform": (lambda x: torch.fft.ifft(torch.fft.fft(x)).real, 1e-4),
+    "a centred sum": (lambda x: (x - x.mean()).sum(), 1e-3),
+}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_derivative_of_what_moves_by_rounding_alone_is_wrong(name: str, fast: bool) -> None:
+    """The function is flat but for rounding, in which no wave can hide that would have this slope."""
+    function, entry = CONSTANT[name]
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64).sin().reshape(2, 20)
+
+    def wrong(x):
+        y = function(x)
+        return y + entry * (x[0, 3] - x[0, 3].detach()) * (torch.arange(y.numel()) == 7 % y.numel()).reshape(
+            y.shape
+        )
+
+    assert covector.check(wrong, x.requires_grad_(), fast_mode=fast).outcome == "failed"
+    assert covector.check(function, x, fast_mode=fast)

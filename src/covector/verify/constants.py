@@ -9,11 +9,11 @@ from __future__ import annotations
 
 DIRECTIONS = 4
 """Random directions of a check that is not fast. Two errors of one row, twice as large as is allowed, cancel
-along one of them for one seed in a hundred."""
+along one of them for one seed in fifty."""
 
-SUM_SHARE = 0.02
+SUM_SHARE = 0.04
 """A sum of entries may be off by this share of `atol`: two wrong entries are missed only if they cancel to
-within it."""
+within it. An entry that is off by a hundredth, and weighs four times as much, is not looked at again."""
 
 FAST_SHARE = 0.25
 """In fast mode a direction may be off by this share of `atol`, because small errors that are allowed add up:
@@ -81,14 +81,18 @@ SIGMAS = 4.0
 differences beyond that show a curve: those of a line in steps are at most 3.5 times as large as its noise."""
 
 LOUDER = 8.0
-"""How much more noise a stencil shows than one of its sides, or than a shorter one, if what fills it is not
-noise but a wave, or a jump beside the point: noise would fill all of them alike."""
+"""By what noise may differ from one stencil to another, or to one of its sides. If a stencil shows more, it
+is no noise that fills it, but a wave, or a jump beside the point."""
 
 GAP = 0.7
 """The gap between one-sided slopes is in proportion to the step where the function is smooth, and does not
 shrink at a kink: between two lengths it has to keep this share of itself."""
 
 # What a check may take.
+
+ROUNDINGS = 64
+"""How many times its rounding error a direction may be off by the rounding of what many outputs share, such
+as a mean."""
 
 WHOLE_ENTRIES = 1 << 19
 """A Jacobian of up to this many entries is looked at whole once something is wrong: most mistakes show in the

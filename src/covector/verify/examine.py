@@ -126,9 +126,27 @@ class Examiner:
         if alone or suspects.hidden(self.tol).any():
             return suspects
         if self._extrapolated(suspects.part(slice(0, 1))) is not None:
-            return suspects
+            return suspects if suspects.look.columns is not None else self._lengthened(suspects)
         spans = self._spans(len(suspects), start=1)
         return _joined([self._extrapolated(suspects.part(some)) for some in spans])
+
+    def _lengthened(self, suspects: Compared) -> Compared | None:
+        """What still disagrees with steps so long that a few roundings more would not show.
+
+        The rounding of a mean is that of all outputs which it enters, and adds up; it does not grow with the
+        step, as an error of the derivative does.
+        """
+        off = abs(suspects.off).max(1)
+        longer = constants.LOUDER * float(
+            (off / (suspects.look.share * self.tol.atol * suspects.least)).max()
+        )
+        length = longer * suspects.length
+        far = not length <= suspects.look.lengths(self.numeric.eps)[1]
+        if far or (off > constants.ROUNDINGS * suspects.noise).any():
+            return suspects
+        self.numeric.limit += 2 * len(suspects)
+        again = self._compared(suspects.look, suspects.noise, length)
+        return None if self._extrapolated(again) is None else suspects
 
     def _extrapolated(self, suspects: Compared) -> Compared | None:
         """What still disagrees once the leading truncation error is removed."""

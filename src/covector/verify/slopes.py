@@ -311,7 +311,8 @@ class Stencils:
         """
         moved = max((float(one.moved[row]) for one in self.taken if one.moved[row] >= 0), default=0.0)
         reach = moved / (4 * abs(analytic)) if analytic else np.inf
-        return max(reach, self.shortest) if 0 < reach < np.inf else np.inf
+        # What moves by no more within so few of the shortest steps is rounding, which no stencil resolves.
+        return reach if reach > constants.SHORTER**2 * self.shortest else np.inf
 
     def best(self, row: int, analytic: float, tol: Tolerance) -> Slopes | None:
         """The stencil that proves a value, or else the one that knows the slope best; None if none does."""

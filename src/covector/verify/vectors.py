@@ -45,7 +45,7 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
 
     With few digits, they are the same numbers in every precision; with all of them, a cast shows.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     if few_digits:
         beyond = torch.randint(-128, 128, (size,), generator=generator, dtype=torch.float64) / 128
     else:
