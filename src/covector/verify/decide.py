@@ -1,6 +1,6 @@
 """How a check decides: the ladder of looks, and what becomes of what disagrees.
 
-Looks that agree prove the derivative right. What disagrees is narrowed down: a direction that moves many
+If the looks agree, the derivative passes. What disagrees is narrowed down: a direction that moves many
 columns by halving, single columns entry by entry; and the worst entries are judged.
 """
 
