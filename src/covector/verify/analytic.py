@@ -41,10 +41,6 @@ class Analytic(Protocol):
     def mixed(self) -> np.ndarray:
         """The products v^T A."""
 
-    @property
-    def sensitivity(self) -> np.ndarray:
-        """Products that tell how far they move with each coordinate, as far as that is known: some rows."""
-
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """The products v^T A u for some directions u: cotangent, direction."""
 
@@ -219,24 +215,19 @@ class ReverseMap(_QuietMap):
                 self.refused = error
             return pulled
 
-    @property
-    def sensitivity(self) -> np.ndarray:
-        """The products."""
-        return self.mixed
-
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
         return products(self.mixed, moves)
 
     @lazy
-    def shrunk(self) -> Tensor:
-        """The pullback of the random cotangent, negative and many times smaller, scaled back."""
-        return self.pulled_small()
+    def again(self) -> Tensor:
+        """The pullback of the random cotangent as it is sent a second time, scaled back."""
+        return self.pulled_as_again()
 
-    def pulled_small(self) -> Tensor:
+    def pulled_as_again(self) -> Tensor:
         """The same by another run."""
-        small = self.random.sent_small(self.problem.outputs)
-        return self.coordinates(self.pull(small)).mul_(-self.random.shrink)
+        sent = self.random.sent_again(self.problem.outputs)
+        return self.coordinates(self.pull(sent)).div_(self.random.again)
 
     @lazy
     def of_zero(self) -> Tensor:
@@ -279,8 +270,12 @@ class ReverseMap(_QuietMap):
             off = abs(self.cotangents @ matrix - self.mixed[:, which])
             size = abs(self.cotangents) @ abs(matrix)
             wrong = (off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any(1)
-        sent = (Cotangent(self.random.rows[0], ""), *self.random.others)
-        return next((sent[index] for index in np.flatnonzero(wrong)), None)
+        return next((self.every_cotangent[index] for index in np.flatnonzero(wrong)), None)
+
+    @property
+    def every_cotangent(self) -> tuple[Cotangent, ...]:
+        """The random cotangents as they are sent, in the order of `mixed`."""
+        return Cotangent(self.random.rows[0], "", self.random.factor), *self.random.others
 
     def missing_from_sums(self) -> np.ndarray:
         """By how much the pullback of each cotangent is not what the rows of A add up to."""
@@ -351,11 +346,6 @@ class ForwardMap(_QuietMap):
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
         return self.cotangents @ self.columns(np.arange(self.problem.inputs.size))
-
-    @property
-    def sensitivity(self) -> np.ndarray:
-        """Not known without a push along each coordinate."""
-        return np.broadcast_to(0.0, (1, self.problem.inputs.size))
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
@@ -434,11 +424,6 @@ class ZeroMap(_QuietMap):
     def mixed(self) -> np.ndarray:
         """Zero."""
         return np.zeros((len(self.cotangents), self.problem.inputs.size))
-
-    @property
-    def sensitivity(self) -> np.ndarray:
-        """Zero."""
-        return np.broadcast_to(0.0, (1, self.problem.inputs.size))
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """Zero."""

@@ -155,31 +155,50 @@ def linearity(run: CheckRun) -> Finding:
             f"a cotangent of zero gives a gradient that is not zero, at {where}",
             "The backward has to multiply by its grad_output.",
         )
-    if run.homogeneous and (agreed or (reverse.linear and run.additive)):
+    if not agreed and reverse.linear:
+        reverse.odd = _odd_cotangent(run)
+    if run.homogeneous and reverse.linear and (agreed or run.additive):
         return passed(name)
     return failed(name, f"the backward is not linear in the cotangent: {_nonlinearity(run)}")
 
 
 def _nonlinearity(run: CheckRun) -> str:
     """In which way the backward is not linear."""
-    reverse, pulled = run.reverse, run.reverse.pulled_coordinates
-    negative = reverse.pull_coordinates(-torch.from_numpy(reverse.cotangents[0]))
+    reverse, random = run.reverse, run.reverse.random
+    sent = torch.from_numpy(reverse.cotangents[0]) * random.factor
+    negative, pulled = reverse.pull_coordinates(-sent), reverse.pull_coordinates(sent)
     if not run.close(negative, -pulled, pulled.abs() + 1):
         return "a negative cotangent does not give the negative gradient"
     if not run.homogeneous:
-        times = f"{reverse.random.shrink * reverse.random.factor:.0f} times smaller"
+        times = f"{abs(random.factor / random.again):.0f} times smaller"
         return f"a cotangent {times} does not give a gradient {times}"
     if reverse.refused is not None:
         raised = described(reverse.refused)
         return f"it takes no cotangent that is expanded, as the gradient of a sum is, and raises {raised}"
-    if reverse.odd is not None and run.additive and (factor := _odd_factor(run, reverse.odd)):
-        return f"the rows of the Jacobian do not add up to what it gives for a cotangent {factor}"
+    if reverse.odd is not None:
+        factor = _odd_factor(run, reverse.odd) or (reverse.odd.words if run.additive else "")
+        if factor:
+            return f"the rows of the Jacobian do not add up to what it gives for a cotangent {factor}"
     return "the pullback of a sum is not the sum of the pullbacks"
 
 
+def _plain(cotangent: Cotangent) -> Cotangent:
+    return cotangent._replace(factor=1.0, expanded=False, recorded=False, reordered=False, part=False)
+
+
+def _odd_cotangent(run: CheckRun) -> Cotangent | None:
+    """The first of the random cotangents that, sent as it is, gives another gradient than sent plainly."""
+    reverse = run.reverse
+    for cotangent, gradient in zip(reverse.every_cotangent, torch.from_numpy(reverse.mixed), strict=True):
+        expected = reverse.pulled_as_sent(_plain(cotangent))
+        if not run.close(gradient, expected, expected.abs() + 1):
+            return cotangent
+    return None
+
+
 def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
-    """What it is about a cotangent that the backward is wrong for: pairs that differ in one thing only."""
-    plain = cotangent._replace(factor=1.0, expanded=False, recorded=False, reordered=False, part=False)
+    """What it is about the form of a cotangent that the backward is wrong for: pairs that differ in that."""
+    plain = _plain(cotangent)
     factors = (
         ("under create_graph", plain._replace(recorded=cotangent.recorded)),
         ("that is expanded, as the gradient of a sum is", plain._replace(expanded=cotangent.expanded)),
@@ -191,7 +210,7 @@ def _odd_factor(run: CheckRun, cotangent: Cotangent) -> str:
     for words, varied in factors:
         if not run.close(run.reverse.pulled_as_sent(varied), expected, expected.abs() + 1):
             return words
-    return cotangent.words
+    return ""
 
 
 def undefined_cotangents(run: CheckRun) -> Finding:

@@ -107,20 +107,12 @@ class Look:
         return products
 
     def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
-        """The rounding error of each answer, as a standard deviation: of the outputs and of the points."""
+        """The rounding error of each answer, as a standard deviation: that of the outputs."""
+        noise = numeric.noise
         with np.errstate(all="ignore"):  # in place: there may be many numbers
-            moved = abs(self._of(analytic.sensitivity))
-            moved = moved[0] if len(moved) == 1 else moved.max(0)
-            moved *= self._of(numeric.problem.point)
-            moved *= moved
-            # Of x + s and x - s only the first is exact.
-            of_points = np.sqrt(moved.sum(1)) * numeric.problem.rounding
-            del moved
-            of_outputs = numeric.noise
-            of_outputs *= analytic.cotangents[0]
-            of_outputs *= of_outputs
-            noise: np.ndarray = of_points + np.sqrt(of_outputs.sum())
-        return noise.repeat(len(self)) if self.columns is None else noise
+            noise *= analytic.cotangents[0]
+            noise *= noise
+            return np.full(len(self), np.sqrt(noise.sum()))
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""

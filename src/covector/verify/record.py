@@ -39,10 +39,12 @@ class Record:
         self.suspected = False
         self._looks: list[str] = []
         self._judged: dict[tuple[int, int], Judgement] = {}
+        self.failed = False
+        """Whether an entry is certainly wrong."""
 
     def begin(self) -> None:
         """Forget what the last looks judged, which could not decide; but keep the stencils."""
-        self.visible, self.cut_short, self._judged = 0.0, False, {}
+        self.visible, self.cut_short, self.failed, self._judged = 0.0, False, False, {}
 
     def take(self, look: str) -> None:
         """A look is taken."""
@@ -55,17 +57,13 @@ class Record:
     def add(self, judgement: Judgement) -> None:
         """An entry was judged."""
         self._judged[judgement.mismatch.row, judgement.mismatch.column] = judgement
+        self.failed |= judgement.outcome is Outcome.FAILED
 
     def add_column(self, column: int, judged: ColumnJudgement) -> None:
         """Entries of a column were judged."""
         self.columns[column] = judged
         for entry in judged.entries:
             self.add(entry)
-
-    @property
-    def failed(self) -> bool:
-        """Whether an entry is certainly wrong."""
-        return any(entry.outcome is Outcome.FAILED for entry in self._judged.values())
 
     @property
     def undecided(self) -> bool:

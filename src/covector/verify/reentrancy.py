@@ -50,15 +50,15 @@ def determinism(run: CheckRun) -> Finding:
 def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
     """How far gradients of the random cotangent are apart; None if the two that are known are the same."""
     reverse = run.reverse
-    first, small = reverse.pulled_coordinates, reverse.shrunk
-    if torch.equal(small, first):
-        reverse.shrunk = first  # one of them is enough
+    first, again = reverse.pulled_coordinates, reverse.again
+    if torch.equal(again, first):
+        reverse.again = first  # one of them is enough
         return None
-    # Either the small cotangent gives another gradient, or another run does. What is off at every other run
-    # is off in one of two that follow each other; what was off once, for the small one, is right now.
+    # Either the other size or sign gives another gradient, or another run does. What is off at every other
+    # run is off in one of two that follow each other; what was off once is right now.
     _pull_again(run, 2)
     if (found := _of_cotangent(run, reverse.repeated)) is None:
-        return _of_cotangent(run, [small, reverse.pulled_small()])
+        return _of_cotangent(run, [again, reverse.pulled_as_again()])
     _pull_again(run, _RUNS - len(reverse.repeated))
     return _of_cotangent(run, reverse.repeated) or found
 

@@ -79,9 +79,14 @@ class Steps:
 
 
 def steps_made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The steps that are really made from here: a sum is rounded."""
+    """The steps that are really made from here: rounded such that x + s and x - s are both exact.
+
+    Both are multiples of the last place of |x| + |s|, and no larger than that.
+    """
     with np.errstate(all="ignore"):
-        made = here + wanted
+        made = np.copysign(wanted, here)
+        made += here
         made -= here
+        np.copysign(made, wanted, out=made)
         kept = made * wanted > 0
     return made if kept.all() else np.where(kept, made, wanted)

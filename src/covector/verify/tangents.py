@@ -42,7 +42,7 @@ def _parts_of_a_tangent(run: CheckRun) -> tuple[list[_Part], Tensor, Tensor]:
     """
     forward, chart = run.forward, run.problem.inputs
     tangent, image, size = map(torch.from_numpy, forward.sum_of_pushes())
-    large, tiny = forward.random.large, -1 / forward.random.shrink
+    large, tiny = forward.random.large, -forward.random.tiny
     ones = _Part(real_ones(chart), large, "whose numbers are all equal")
     if not run.custom:
         return [ones, _Part(tangent - ones.row, tiny)], image, size

@@ -135,14 +135,15 @@ class Cotangents(NamedTuple):
     """V in coordinates, times a number: a new tensor."""
     factor: float
     """By what v is multiplied when it is sent."""
-    shrink: float
-    """By what -v is divided when it is sent as a small one."""
+    again: float
+    """By what v is multiplied when it is sent a second time."""
     large: float
-    """By what vectors are multiplied to see whether large ones are treated otherwise."""
+    tiny: float
+    """By what vectors are multiplied to see whether large and small ones are treated otherwise."""
     others: tuple[Cotangent, ...]
     """What a backward may treat in a way of its own."""
     kept: tuple[list[Tensor], list[Tensor]] | None = None
-    """The tensors of v times the factor, and of the small one, where they are few numbers."""
+    """The tensors of v as it is sent first and as it is sent again, where they are few numbers."""
 
     @property
     def rows(self) -> Tensor:
@@ -155,11 +156,11 @@ class Cotangents(NamedTuple):
             return [tensor.clone() for tensor in self.kept[0]]
         return chart.from_coords(self.times(self.factor))
 
-    def sent_small(self, chart: Chart | Sampled) -> list[Tensor]:
-        """The tensors of -v, many times smaller, new ones."""
+    def sent_again(self, chart: Chart | Sampled) -> list[Tensor]:
+        """The tensors of v as it is sent a second time, new ones."""
         if self.kept is not None:
             return [tensor.clone() for tensor in self.kept[1]]
-        return chart.from_coords(self.times(-1 / self.shrink))
+        return chart.from_coords(self.times(self.again))
 
     def unchanged(self, chart: Chart | Sampled, sent: list[Tensor]) -> bool:
         """Whether nobody wrote to the tensors of v that were sent."""
@@ -171,9 +172,9 @@ def cotangents_of(
 ) -> Cotangents:
     """Random cotangents of the outputs in a chart; with `half`, of sizes that half precision can hold.
 
-    They are `varied` for a backward that may treat any of them in a way of its own. torch's own do not, but a
-    hook may clip large ones or drop small ones: so the one that they get is large, and is sent a second time
-    as a small one.
+    A backward may clip large cotangents or drop small ones, if only by a hook: so the random one is large.
+    torch's own backward gets it a second time as a small one, negative. One that may treat any cotangent in a
+    way of its own gets it a second time as large, negative, and others, which are `varied`.
     """
     if isinstance(chart, Chart) and chart.can_batch and chart.size <= _KEPT:
         return _kept_cotangents(chart, seed, varied, few_digits, half)
@@ -183,19 +184,18 @@ def cotangents_of(
 def _made_cotangents(
     chart: Chart | Sampled, seed: int, varied: bool, few_digits: bool, half: bool
 ) -> Cotangents:
-    large, shrink = constants.LARGE, constants.SCALE
-    if half:
-        large = shrink = constants.HALF
+    large, tiny = (constants.HALF, 1 / constants.HALF) if half else (constants.LARGE, 1 / constants.SCALE)
     even = partial(_even, chart.size, seed, few_digits)
     if not varied and chart.size > _KEPT:
-        return Cotangents(lambda: even()[None], even, large, shrink, large, ())
+        return Cotangents(lambda: even()[None], even, large, -tiny, large, tiny, ())
     if not varied:
         one = even()[None]
-        return Cotangents(lambda: one, even, large, shrink, large, ())
-    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, seed)
+        return Cotangents(lambda: one, even, large, -tiny, large, tiny, ())
+    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, tiny, seed)
     rows = torch.stack([even(), *(one.row for one in others)])
     others = tuple(one._replace(row=row) for one, row in zip(others, rows[1:], strict=True))
-    return Cotangents(lambda: rows, lambda factor: rows[0] * factor, 1.0, shrink, large, others)
+    factor, again = (1.0, -tiny) if chart.size == 1 else (large, -large)  # `.backward()` sends a plain one
+    return Cotangents(lambda: rows, lambda factor: rows[0] * factor, factor, again, large, tiny, others)
 
 
 def _even(size: int, seed: int, few_digits: bool, factor: float = 1.0) -> Tensor:
@@ -209,10 +209,12 @@ def _even(size: int, seed: int, few_digits: bool, factor: float = 1.0) -> Tensor
 @lru_cache(maxsize=128)
 def _kept_cotangents(chart: Chart, seed: int, varied: bool, few_digits: bool, half: bool) -> Cotangents:
     made = _made_cotangents(chart, seed, varied, few_digits, half)
-    return made._replace(kept=(made.sent(chart), made.sent_small(chart)))
+    return made._replace(kept=(made.sent(chart), made.sent_again(chart)))
 
 
-def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tuple[Cotangent, ...]:
+def _others(
+    chart: Chart | Sampled, even: Tensor, large: float, tiny: float, seed: int
+) -> tuple[Cotangent, ...]:
     """Each cotangent varies several things at once; where one disagrees, they are taken apart."""
     if chart.size == 0:
         return ()
@@ -223,6 +225,6 @@ def _others(chart: Chart | Sampled, even: Tensor, large: float, seed: int) -> tu
     single = one_number(chart, 1 + seed % (chart.size - 1))
     return (
         Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True),
-        Cotangent(varied, "with numbers of many sizes, and zeros", factor=large, recorded=True, part=True),
+        Cotangent(varied, "with numbers of many sizes, and zeros", factor=tiny, recorded=True, part=True),
         Cotangent(single, "with one number that is not zero", reordered=True),
     )
