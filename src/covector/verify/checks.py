@@ -92,10 +92,10 @@ def gradient_kind(run: CheckRun) -> Finding:
                 return failed(name, what)
             remarks.append(what)
         if (beyond := place.beyond(value)) is not None and not _negligible(run, beyond):
-            name_of = run.problem.input_names[index]
+            name_of, size = run.problem.input_names[index], beyond.size / run.reverse.random.factor
             return failed(
                 name,
-                f"the gradient for {name_of} goes beyond the mask: it is {beyond.size:.4g} in size at "
+                f"the gradient for {name_of} goes beyond the mask: it is {size:.4g} in size at "
                 f"{beyond.where}, which {name_of} does not specify",
                 "With a mask, only what is specified is a variable: mask the gradient, or pass masked=False.",
             )
@@ -111,7 +111,8 @@ def gradient_kind(run: CheckRun) -> Finding:
 
 def _negligible(run: CheckRun, beyond: Beyond) -> bool:
     """Whether what a gradient says beyond the mask is zero, to the tolerance and its rounding error."""
-    return not beyond.size > run.options.tol.atol + 16 * run.problem.rounding * beyond.largest
+    atol = run.options.tol.atol * run.reverse.random.factor  # as the cotangent was sent
+    return not beyond.size > atol + 16 * run.problem.rounding * beyond.largest
 
 
 def _lacking(run: CheckRun, missing: list[int]) -> str | None:
