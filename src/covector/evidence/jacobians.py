@@ -30,8 +30,8 @@ class Budget:
     sample: int
     runs: int
     """How many runs a check may take in all, beyond two for each column."""
-    unbatched: int
-    """How many columns are differenced in fast mode of a function that cannot be batched."""
+    most: int
+    """How many columns are differenced at most, unless all of them were already."""
 
     def columns(self, run: CheckRun) -> int:
         """How many columns may be differenced."""
@@ -39,8 +39,7 @@ class Budget:
         if numeric.knows_columns:
             return width
         affordable = int(2 * width * (1 + constants.HALVING_SHARE) + self.runs - run.runs) // 2
-        spared = run.options.fast and not numeric.batches
-        return max(_FEW, min(affordable, self.unbatched) if spared else affordable)
+        return max(_FEW, min(affordable, self.most))
 
     def holds(self, run: CheckRun, columns: int) -> bool:
         """Whether all of these columns may be differenced, and every entry in them looked at."""
@@ -54,9 +53,9 @@ class Budget:
 # evaluated one by one, so that they tell whether the function can be batched.
 _FEW = constants.DIRECTIONS + 1
 
-# Two more runs look for a cut. Without a batch, an input of 16 x 16 numbers is looked at whole.
-DIAGNOSIS = Budget(entries=constants.WHOLE_ENTRIES, sample=48, runs=58, unbatched=256 + _FEW)
-PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, unbatched=256)
+# Two more runs look for a cut.
+DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, most=constants.WHOLE_COLUMNS + _FEW)
+PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, most=1 << 14)
 
 
 @dataclass(frozen=True)

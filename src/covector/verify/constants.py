@@ -94,9 +94,9 @@ ROUNDINGS = 64
 """How many times its rounding error a direction may be off by the rounding of what many outputs share, such
 as a mean."""
 
-WHOLE_ENTRIES = 1 << 19
-"""A Jacobian of up to this many entries is looked at whole once something is wrong: most mistakes show in the
-whole better than in a part."""
+WHOLE_COLUMNS = 256
+"""Up to so many columns are all differenced once something is wrong, those of an input of 16 x 16 numbers;
+of more, those that disagree are found by halving."""
 
 EXTRA_RUNS = 32
 """Runs of the function that judging entries takes at most, beyond those of a look and of halving a direction:

@@ -47,9 +47,8 @@ class _Decision:
 
     def __init__(self, examiner: Examiner, record: Record, fast: bool) -> None:
         self._examiner, self._record = examiner, record
-        height, width = examiner.numeric.problem.shape
-        # Of a small Jacobian every column is wanted, for the report.
-        self._spares_columns = fast or height * width > constants.WHOLE_ENTRIES
+        # Of few columns all are wanted, for the report.
+        self._spares_columns = fast or examiner.numeric.problem.inputs.size > constants.WHOLE_COLUMNS
         self._numeric, self._analytic, self._tol = examiner.numeric, examiner.analytic, examiner.tol
 
     def agree(self, look: Look) -> bool:
