@@ -58,7 +58,7 @@ def facts(case: Case) -> tuple[str, ...]:
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
     # Where entries are is known only if all of them were looked at.
-    complete = both.whole or (s.inputs.shape is not None and s.outputs.shape is not None)
+    complete = both.whole or (s.inputs.is_whole and s.outputs.is_whole)
     places = (_places(s), _exceptions(s)) if complete else ()
     found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:

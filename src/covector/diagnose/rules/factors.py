@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from math import prod
 
 import torch
 
 from covector.diagnose.case import Case
-from covector.diagnose.rules.coupling import unbiased
+from covector.diagnose.rules.coupling import dimensions, unbiased
 from covector.diagnose.rules.fit import NEAR, offset, ratio, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect
@@ -74,6 +75,10 @@ def _sizes(side: Side) -> Iterator[tuple[int | None, int, str]]:
         yield axis, size, f"the size of dimension {axis} of `{name}`{batch}"
     if len(shape) > 1:
         yield None, prod(shape), f"the number of elements of `{name}`"
+    for count in range(2, len(shape)):
+        for axes in combinations(range(len(shape)), count):
+            several = prod(shape[axis] for axis in axes)
+            yield None, several, f"the number of elements along {dimensions(axes)} of `{name}`"
 
 
 def _named(c: float, s: Suspect) -> tuple[str, str]:

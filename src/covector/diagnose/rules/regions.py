@@ -81,7 +81,9 @@ def few_elements(case: Case) -> Iterator[Observation]:
             continue
         names = listed([_named(p.side, index) for index in p.wrong])
         single = ", in one entry of the Jacobian" if int(s.bad.sum()) == 1 else ""
-        text = f"the {case.noun} is wrong at {names} only{single}{manner(s)}"
+        right = f", and right at {int(p.right.sum())} others in a sample" if case.is_sampled else ""
+        only = "" if case.is_sampled else " only"
+        text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
 
 
