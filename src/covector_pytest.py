@@ -297,7 +297,7 @@ class Session:
         self.fresh.append((check, ours.error))
 
     def _record_raised(self, error: BaseException | None) -> None:
-        """A check that the test called itself, by covector's own name, is known by the error it ended with."""
+        """A check that the test called by covector's own name is known by the error it ended with."""
         report = getattr(error, "report", None)
         loaded = sys.modules.get("covector.errors")
         if not self.config.option.covector or loaded is None or report is None:
