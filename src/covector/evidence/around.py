@@ -16,6 +16,9 @@ from covector.verify.numeric import Numeric
 from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
 
+# How many numbers a sample has in all its columns, or rows, and how many of them are computed at once.
+IN_ALL, AT_ONCE = 1 << 23, 1 << 21
+
 # The least rows and columns of a sample, and of a tensor in it.
 LEAST = 48
 
@@ -39,33 +42,45 @@ class Room:
 
 
 class Differences:
-    """Columns of the numeric Jacobian, each differenced once."""
+    """Columns of the numeric Jacobian, each differenced once; what is zero but for noise is not kept."""
 
     def __init__(self, numeric: Numeric) -> None:
         self._numeric = numeric
         self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-    def of(self, columns: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each of these columns its slopes, and how far off they may be."""
-        new = [column for column in columns.tolist() if column not in self._known]
-        if new:
-            self._numeric.limit = self._numeric.runs + 2 * len(new)
-            slopes, bounds = self._numeric.columns(np.array(new))
-            self._known |= {column: (slopes[:, i], bounds[:, i]) for i, column in enumerate(new)}
-        return [self._known[column] for column in columns.tolist()]
+        """For each column the rows that depend on it, and the slopes there."""
 
     def on(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The slopes on some rows, and their bounds."""
-        known, at = self.of(columns), rows.numpy()
-        slopes, bounds = (np.stack([one[which][at] for one in known], 1) for which in (0, 1))
+        """The slopes on some rows and columns, and how far off they may be."""
+        self._take(columns)
+        at = rows.numpy()
+        slopes = np.zeros((len(at), columns.numel()))
+        for i, column in enumerate(columns.tolist()):
+            touched, values = self._known[column]
+            place = np.searchsorted(touched, at).clip(max=max(0, len(touched) - 1))
+            seen = touched[place] == at if len(touched) else np.zeros(len(at), dtype=bool)
+            slopes[seen, i] = values[place[seen]]
+        bounds = self._numeric.bounds(slopes, at, columns.numpy())
         return torch.from_numpy(slopes), torch.from_numpy(bounds)
 
     def touched(self, columns: Tensor) -> Tensor:
         """The rows that depend on some of these columns."""
+        self._take(columns)
         found = np.zeros(self._numeric.problem.shape[0], dtype=bool)
-        for slopes, bounds in self.of(columns):
-            found |= abs(slopes) > 4 * bounds
+        for column in columns.tolist():
+            found[self._known[column][0]] = True
         return torch.from_numpy(found).nonzero().flatten()
+
+    def _take(self, columns: Tensor) -> None:
+        """Difference those that are not known yet, as many at once as memory allows."""
+        new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
+        at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
+        for part in new.split(at_once) if new.numel() else ():
+            self._numeric.limit = self._numeric.runs + 2 * len(part)
+            slopes, bounds = self._numeric.columns(part.numpy())
+            for i, column in enumerate(part.tolist()):
+                # What is not finite is kept too.
+                rows = (~(abs(slopes[:, i]) <= bounds[:, i])).nonzero()[0]
+                self._known[column] = rows, slopes[rows, i]
 
 
 @dataclass(frozen=True)

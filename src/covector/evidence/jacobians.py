@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
-from covector.evidence.around import LEAST, Around, Differences, Room
+from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room
 from covector.evidence.sample import FEW, spread
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
@@ -56,9 +56,6 @@ class Budget:
         affordable = columns <= self.columns(run) and not too_many
         return affordable and height * columns <= self.entries and max(height, columns) <= self.longest
 
-
-# How many numbers the columns of a sample have in all, and its rows, and how many are pulled back at once.
-_AT_ONCE, _PULLED = 1 << 23, 1 << 22
 
 # Two more runs look for a cut. Without a batch, an input of 16 x 16 numbers is looked at whole.
 DIAGNOSIS = Budget(constants.WHOLE_ENTRIES, sample=192, evenly=48, runs=58, unbatched=256 + FEW, longest=4096)
@@ -138,7 +135,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     problem, numeric, tol = run.problem, run.numeric, run.options.tol
     height, width = problem.shape
     rows, columns = torch.arange(height), torch.arange(width)
-    if not numeric.knows_columns:
+    if not numeric.knows_columns and FEW * height <= AT_ONCE:
         # A few first: they tell whether the function can be batched.
         numeric.limit = numeric.runs + 2 * FEW
         numeric.columns(np.arange(min(FEW, width)))
@@ -148,7 +145,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     if not whole and suspects and budget.holds(run, len(suspects) + FEW):
         columns = spread(width, len(suspects) + FEW, suspects)
     elif not whole and budget.sample and not sampled:
-        room = Room(*(min(budget.sample, max(LEAST, _AT_ONCE // size)) for size in (width, height)))
+        room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
         room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
         rows, columns = Around(run, mode, mismatches, differences).within(room)
     elif not whole:
@@ -201,7 +198,7 @@ def _precise(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor 
 def _entries(derivative: ForwardMap | ReverseMap, rows: Tensor, columns: Tensor) -> Tensor:
     if isinstance(derivative, ForwardMap) or rows.numel() == derivative.problem.outputs.size:
         return torch.from_numpy(derivative.columns(columns.numpy())[rows.numpy()])
-    at_once = max(1, _PULLED // max(derivative.problem.shape))
+    at_once = max(1, AT_ONCE // max(derivative.problem.shape))
     pulled = [derivative.rows(part.numpy())[:, columns.numpy()] for part in rows.split(at_once)]
     return torch.from_numpy(np.concatenate(pulled))
 
