@@ -114,3 +114,26 @@ def test_a_factor_names_the_sizes_that_it_is_the_product_of():
     text = said(wrong, drawn(8, 32, 12, 12), drawn(32))
     assert "0.000868 x the numeric gradient" in text
     assert "1152 is the number of elements along dimensions 0, 2 and 3 of `output`" in text
+
+
+def test_a_factor_by_chance_is_no_size_and_the_root_of_one_is_named():
+    def pull(g, q, k):
+        return g @ k, g.mT @ q
+
+    def scores(q, k):
+        return q @ k.mT / 8
+
+    text = said(ruled(scores, pull), drawn(8, 64, 64), drawn(8, 64, 64))
+    assert "8.000 is the root of 64, the size of dimension 2 of `output`" in text
+
+
+def test_what_leaves_an_input_unexplained_is_not_almost_certain():
+    """Of two wrong inputs, a rule knows one."""
+
+    def pull(g, x, w):
+        return -g * w, g * (x.sin() + 0.3 * x * w.cos())
+
+    report = covector.check(ruled(lambda x, w: x * w, pull), (drawn(60, 80), drawn(60, 80) + 3))
+    (found, *_) = [d for f in report.findings for d in f.diagnoses]
+    assert (found.rule, found.tested) == ("sign", "explains 90 of 180 wrong entries in a sample")
+    assert "  likely (explains 90 of 180" in str(report)

@@ -154,7 +154,8 @@ def _relation(s: Suspect) -> str:
             return f"the {name} is the same along each column, {span}"
     low, high = quotient.spread
     if high - low <= _SAME * abs(high):
-        return f"the ratio analytic / numeric is {high:.4g} in all of them"
+        everywhere = " in all of them" if quotient.values.numel() > 1 else ""
+        return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
     text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
     for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
         if _steady(quotient.values, values):

@@ -224,7 +224,7 @@ def _side(s: Suspect, where: Tensor, axis: int) -> int:
     row, column = where.nonzero(as_tuple=True)
     apart = outputs[row, axis] - inputs[column, axis]
     far = int(apart.abs().max()) if apart.numel() else 0
-    if far < 2:  # a band is no accumulation
+    if far < 2 or int(where.sum(1).max()) < 2:  # a band is no accumulation, nor is a shift
         return 0
     if bool((apart >= 0).all()):
         return 1
