@@ -296,6 +296,24 @@ class Session:
         )
         self.fresh.append((check, ours.error))
 
+    def _record_raised(self, error: BaseException | None) -> None:
+        """A check that the test called by covector's own name is known by the error it ended with."""
+        report = getattr(error, "report", None)
+        loaded = sys.modules.get("covector.errors")
+        if not self.config.option.covector or loaded is None or report is None:
+            return
+        if isinstance(error, loaded.GradcheckError) and all(error is not known for _, known in self.fresh):
+            check = Check(
+                test=self.item.nodeid if self.item else OUTSIDE,
+                what=f"{report.verb}({report.function})",
+                outcome=str(report.outcome.value),
+                seconds=report.seconds,
+                text=str(error),
+                page=self._page(report),
+                hint=self._hint(report),
+            )
+            self.fresh.append((check, error))
+
     def _hint(self, report: Any) -> str:
         """What is likely wrong, for the index."""
         if not self.config.option.covector_report:
@@ -341,6 +359,7 @@ class Session:
         """Checks travel with the report of their test, from workers too; failures are shown there."""
         report: Any = yield
         shown = call.excinfo.value if call.excinfo else None
+        self._record_raised(shown)
         report.covector = [asdict(check) for check, _ in self.fresh]
         for check, error in self.fresh:
             if check.text and (error is None or error is not shown):

@@ -93,6 +93,16 @@ def weighted(second: Callable[..., Tensor]) -> Callable[..., Any]:
     return ruled(scaled_rows, lambda g, x, w: (g * x.cos() * w, second(g, x, w)))
 
 
+def weighted_softmax(first: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A softmax times a weight, with another gradient for what the softmax is of."""
+
+    def pull(g, x, w):
+        y = x.softmax(-1)
+        return first(g, y, w), (g * y).sum(0)
+
+    return ruled(lambda x, w: x.softmax(-1) * w, pull)
+
+
 def product(pull: Callable[..., Any]) -> Callable[..., Any]:
     """The matrix product."""
     return ruled(linear, pull)
@@ -266,6 +276,11 @@ PLANTED = {
         ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < 0.2)),
         ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < -0.9)),
         VECTOR,
+    ),
+    "wrong side": Planted(
+        weighted_softmax(lambda g, y, w: w * (y * (g - (g * y).sum(-1, keepdim=True)))),
+        weighted_softmax(lambda g, y, w: g * w * y),
+        normal((3, 4), (4,)),
     ),
     "overwritten": Planted(
         ruled(lambda x: x[REPEATED], lambda g, x: torch.zeros_like(x).index_copy(0, REPEATED, g)),

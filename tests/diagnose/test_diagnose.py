@@ -376,7 +376,8 @@ def test_large_functions_in_fast_mode_are_diagnosed_from_a_sample():
     (found, *_) = diagnoses(covector.check(cubed(only(733, -1.0)), x, fast_mode=True))
     assert (found.rule, found.evidence, found.tested) == (
         "few elements",
-        "the gradient is wrong at `x[733]` only, in one entry of the Jacobian; it has the wrong sign there",
+        "the gradient is wrong at `x[733]`, in one entry of the Jacobian, and right at 129 others in a "
+        "sample; it has the wrong sign there",
         "1 of 1 wrong entries in a sample lie there",
     )
     assert said(cubed(lambda d: 2 * d), x, fast_mode=True)[0][0] == "factor"

@@ -603,3 +603,33 @@ def test_something_else_was_there_first(pytester, run):
     ) in result.stderr.str()
     module = sys.modules["torch.autograd.gradcheck"]
     module.gradcheck = getattr(module.gradcheck, "func", module.gradcheck)
+
+
+def test_a_check_that_a_test_calls_itself_has_a_page(pytester, run):
+    """The test imports covector, and asks no name of torch's."""
+    pytester.makepyfile(
+        """
+        import torch, covector
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * 3
+
+        def test_own():
+            covector.gradcheck(Double.apply, torch.ones(3, dtype=torch.float64, requires_grad=True))
+
+        def test_other():
+            raise ValueError("nothing to do with it")
+        """
+    )
+    result = run("--covector-report=pages")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["1 check in * s: 1 failed"])
+    index = (pytester.path / "pages" / "index.html").read_text(encoding="utf-8")
+    assert "gradcheck(Double.apply)" in index
+    assert len(list((pytester.path / "pages").glob("*test_own*.html"))) == 1

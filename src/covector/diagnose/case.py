@@ -43,14 +43,20 @@ class Case:
         if jacobians is None or side.part is None or side.part.is_complex or index is None:
             return
         for part in jacobians.inputs:
-            at, apart = jacobians.columns_of(part), len(side.part.shape) - len(part.shape)
+            values = jacobians.everything[part.place.start : part.place.stop]
+            apart = len(side.part.shape) - len(part.shape)
             fits = apart >= 0 and all(
                 n in (1, m) for n, m in zip(part.shape, side.part.shape[apart:], strict=True)
             )
-            if part is suspect.inputs.part or part.is_complex or not fits or at.numel() != prod(part.shape):
+            if (
+                part is suspect.inputs.part
+                or part.is_complex
+                or not fits
+                or values.numel() != prod(part.shape)
+            ):
                 continue
             places = [index[:, apart + axis] % size for axis, size in enumerate(part.shape)]
-            yield jacobians.point[at].reshape(part.shape)[tuple(places)].expand(len(index)), part.name
+            yield values.reshape(part.shape)[tuple(places)].expand(len(index)), part.name
 
     def gradient_of_zero(self, suspect: Suspect) -> Tensor | None:
         """What a cotangent of zero gives for the input of a suspect; None where that is not known."""
@@ -58,6 +64,13 @@ class Case:
         if zero is None or jacobians is None:
             return None
         return zero[jacobians.column_numbers][jacobians.columns_of(suspect.inputs.parts[0])]
+
+    def has_gradient(self, suspect: Suspect) -> bool:
+        """Whether a random cotangent has a gradient somewhere in the input of a suspect, seen or not."""
+        pulled, part = self.evidence.pulled, suspect.inputs.parts[0]
+        if pulled is None or not self.is_sampled:
+            return False
+        return bool(pulled[part.place.start : part.place.stop].any())
 
     @lazy
     def rule(self) -> str:

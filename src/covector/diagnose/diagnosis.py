@@ -65,7 +65,9 @@ def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
         for rule, found in seen
         if not any((better, found.where) in explained for better in rule.yields_to)
     ]
-    merged = sorted(_merged(_contested(kept), case), key=lambda diagnosis: -diagnosis.confidence)
+    merged = sorted(
+        _merged(_contested(_in_part(kept, case)), case), key=lambda diagnosis: -diagnosis.confidence
+    )
     return tuple(one for one in merged if one.confidence >= _WORTH * merged[0].confidence)[:_SHOWN]
 
 
@@ -78,6 +80,14 @@ def _fired(rule: Rule, case: Case) -> tuple[Observation, ...]:
     with forgiving():
         return tuple(rule.find(case))
     return ()
+
+
+def _in_part(seen: list[tuple[Rule, Observation]], case: Case) -> list[tuple[Rule, Observation]]:
+    """Where nothing is seen of some input that is wrong too, what is seen of the others is not sure."""
+    where = {found.where for _, found in seen}
+    if "" in where or all(suspect.where in where for suspect in case.suspects):
+        return seen
+    return [(rule, replace(found, confidence=min(found.confidence, _CONTESTED))) for rule, found in seen]
 
 
 def _contested(seen: list[tuple[Rule, Observation]]) -> list[tuple[Rule, Observation]]:

@@ -58,7 +58,7 @@ def facts(case: Case) -> tuple[str, ...]:
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
     # Where entries are is known only if all of them were looked at.
-    complete = both.whole or (s.inputs.shape is not None and s.outputs.shape is not None)
+    complete = both.whole or (s.inputs.is_whole and s.outputs.is_whole)
     places = (_places(s), _exceptions(s)) if complete else ()
     found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
@@ -154,7 +154,8 @@ def _relation(s: Suspect) -> str:
             return f"the {name} is the same along each column, {span}"
     low, high = quotient.spread
     if high - low <= _SAME * abs(high):
-        return f"the ratio analytic / numeric is {high:.4g} in all of them"
+        everywhere = " in all of them" if quotient.values.numel() > 1 else ""
+        return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
     text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
     for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
         if _steady(quotient.values, values):

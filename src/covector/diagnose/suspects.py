@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covector._lazy import lazy
 from covector.evidence.jacobians import Jacobians, Part
+from covector.evidence.sample import index_of, is_gridded
 
 # Two derivatives are the same if they agree to this, beside the bound of the numeric side.
 _SAME_RTOL, _SAME_ATOL = 1e-6, 1e-9
@@ -33,31 +34,44 @@ class Side:
         """How a person would write the tensors."""
         return listed([f"`{part.name}`" for part in self.parts])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is one tensor and all of it was looked at."""
+        return self.part is not None and prod(self.part.place.real_shape) == self.coordinates.numel()
+
     @lazy
     def shape(self) -> tuple[int, ...] | None:
-        """The shape in real coordinates, if there is one tensor and all of it was looked at."""
+        """The shape of what was looked at, in real coordinates: of a tensor, or of a grid of its indices."""
         if self.part is None:
             return None
-        shape = self.part.place.real_shape
+        if self.is_whole:
+            return self.part.place.real_shape
+        if self.along is None:
+            return None
+        shape = (*map(len, self.along), *((2,) if self.part.is_complex else ()))
         return shape if prod(shape) == self.coordinates.numel() else None
+
+    @lazy
+    def along(self) -> tuple[Tensor, ...] | None:
+        """The indices along each axis of which some element was looked at; None as for `index`."""
+        return None if self.index is None else tuple(column.unique() for column in self.index.T)
 
     @lazy
     def index(self) -> Tensor | None:
         """The index in the tensor of each coordinate, one row each; None for several, or a sparse one."""
-        if (
-            self.part is None
-            or not self.part.place.has_strides
-            or self.part.place.stop - self.part.place.start != prod(self.part.place.real_shape)
-        ):
+        if self.part is None or not is_gridded(self.part.place):
             return None
-        flat = self.coordinates - self.part.place.start
-        if self.part.is_complex:
-            flat = flat // 2
-        index = []
-        for size in reversed(self.part.shape):
-            index.append(flat % size)
-            flat = flat // size
-        return torch.stack(index[::-1], dim=1) if index else torch.zeros(flat.numel(), 0, dtype=torch.int64)
+        index = index_of(self.part.place, self.coordinates)
+        count = self.coordinates.numel()
+        return torch.stack(index, dim=1) if index else torch.zeros(count, 0, dtype=torch.int64)
+
+    def has_indices_of(self, other: Side) -> bool:
+        """Whether the same indices were looked at in two tensors of one shape."""
+        if self.shape is None or self.shape != other.shape:
+            return False
+        if self.is_whole and other.is_whole:
+            return True
+        return self.index is not None and other.index is not None and torch.equal(self.index, other.index)
 
     @lazy
     def imaginary(self) -> Tensor:
@@ -82,6 +96,8 @@ class Suspect:
     inputs: Side
     point: Tensor
     value: Tensor
+    everything: Tensor
+    """The whole input, of which `point` has the coordinates that were looked at."""
     all_outputs: bool
 
     @property
@@ -101,16 +117,16 @@ class Suspect:
         """How far apart two numbers may be that are the same but for the noise of differences."""
         return self.bound + _SAME_RTOL * self.numeric.abs() + _SAME_ATOL * self.scale
 
-    def same(self, got: Tensor, expected: Tensor, where: Tensor | None = None) -> bool:
-        """Whether two derivatives agree, as closely as differences can tell."""
-        slack = self.slack + _SAME_RTOL * expected.abs() + 2 * self.bound.max()
+    def same(self, got: Tensor, expected: Tensor, where: Tensor | None = None, *, noise: float = 1.0) -> bool:
+        """Whether two derivatives agree, as closely as differences, times `noise`, can tell."""
+        slack = self.slack + _SAME_RTOL * expected.abs() + (1 + noise) * self.bound.max()
         close = (got - expected).abs() <= slack
         return bool((close if where is None else close[where]).all())
 
-    def explains(self, expected: Tensor) -> bool:
+    def explains(self, expected: Tensor, *, noise: float = 1.0) -> bool:
         """Whether the analytic derivative is this, and this is much closer to it than the numeric one is."""
         left, before = (self.analytic - expected).abs().max(), (self.analytic - self.numeric).abs().max()
-        return bool(left <= 0.1 * before) and self.same(self.analytic, expected)
+        return bool(left <= 0.1 * before) and self.same(self.analytic, expected, noise=noise)
 
     @lazy
     def support(self) -> Tensor:
@@ -163,6 +179,7 @@ def _suspect(jacobians: Jacobians, part: Part) -> Suspect | None:
         Side((part,), jacobians.columns[over]),
         jacobians.point[over],
         jacobians.value[at],
+        jacobians.everything[part.place.start : part.place.stop],
         {id(o) for o in concerned} <= {id(o) for o in wrong},
     )
 

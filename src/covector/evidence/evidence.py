@@ -71,6 +71,15 @@ class Evidence:
         return None
 
     @lazy
+    def pulled(self) -> Tensor | None:
+        """The gradient of a random cotangent, in coordinates; None in forward mode or if it raises."""
+        if self.mode != _REVERSE:
+            return None
+        with self._attempt():
+            return self.run.reverse.pulled_coordinates
+        return None
+
+    @lazy
     def cotangent_is_ignored(self) -> bool:
         """Whether a random cotangent gives the same gradient as one of zero, and not zero."""
         zero = self.pullback_of_zero

@@ -2,7 +2,7 @@
 
 A check looks at as little as it can. Once it has failed, or when somebody asks for a page, the numeric
 Jacobian is worth some more runs: up to some size all of it, beyond that the rows and columns of the
-mismatches with others spread evenly between them.
+mismatches with others: elements around them for a diagnosis, others spread evenly for a page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
+from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room
+from covector.evidence.sample import FEW, spread
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
@@ -28,10 +30,15 @@ class Budget:
 
     entries: int
     sample: int
+    """Rows and columns that lie together, as a diagnosis needs them; 0 for none."""
+    evenly: int
+    """Rows and columns that are spread evenly."""
     runs: int
     """How many runs a check may take in all, beyond two for each column."""
     most: int
     """How many columns are differenced at most, unless all of them were already."""
+    longest: int = 1 << 20
+    """The longest side of a Jacobian that is looked at whole: a row takes a pullback, a column two runs."""
 
     def columns(self, run: CheckRun) -> int:
         """How many columns may be differenced."""
@@ -39,23 +46,21 @@ class Budget:
         if numeric.knows_columns:
             return width
         affordable = int(2 * width * (1 + constants.HALVING_SHARE) + self.runs - run.runs) // 2
-        return max(_FEW, min(affordable, self.most))
+        return max(FEW, min(affordable, self.most))
 
     def holds(self, run: CheckRun, columns: int) -> bool:
         """Whether all of these columns may be differenced, and every entry in them looked at."""
+        height = run.problem.shape[0]
         too_many = run.options.fast and 2 * columns > constants.FAST_RUNS
-        return (
-            columns <= self.columns(run) and run.problem.shape[0] * columns <= self.entries and not too_many
-        )
+        affordable = columns <= self.columns(run) and not too_many
+        return affordable and height * columns <= self.entries and max(height, columns) <= self.longest
 
-
-# Columns that are differenced for a diagnosis however many runs the check has taken: more points than are
-# evaluated one by one, so that they tell whether the function can be batched.
-_FEW = constants.DIRECTIONS + 1
 
 # Two more runs look for a cut.
-DIAGNOSIS = Budget(entries=1 << 19, sample=48, runs=58, most=constants.WHOLE_COLUMNS + _FEW)
-PAGE = Budget(entries=1 << 23, sample=1024, runs=1 << 20, most=1 << 14)
+DIAGNOSIS = Budget(
+    entries=1 << 19, sample=192, evenly=48, runs=58, most=constants.WHOLE_COLUMNS + FEW, longest=4096
+)
+PAGE = Budget(entries=1 << 23, sample=0, evenly=1024, runs=1 << 20, most=4096)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class Jacobians:
     inputs: tuple[Part, ...]
     point: Tensor
     value: Tensor
+    everything: Tensor
+    """The point in all coordinates of the inputs."""
     whole: bool
     row_numbers: Tensor
     column_numbers: Tensor
@@ -129,22 +136,25 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     problem, numeric, tol = run.problem, run.numeric, run.options.tol
     height, width = problem.shape
     rows, columns = torch.arange(height), torch.arange(width)
-    if not numeric.knows_columns:
+    if not numeric.knows_columns and FEW * height <= AT_ONCE:
         # A few first: they tell whether the function can be batched.
-        numeric.limit = numeric.runs + 2 * _FEW
-        numeric.columns(np.arange(min(_FEW, width)))
-    wanted = [m.column for m in mismatches]
+        numeric.limit = numeric.runs + 2 * FEW
+        numeric.columns(np.arange(min(FEW, width)))
+    wanted, differences = [m.column for m in mismatches], Differences(numeric)
     suspects, whole = _of_suspects(problem.inputs, wanted), budget.holds(run, width)
-    if not whole and suspects and budget.holds(run, len(suspects) + _FEW):
-        columns = _spread(width, len(suspects) + _FEW, suspects)
+    sampled = isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled)
+    if not whole and suspects and budget.holds(run, len(suspects) + FEW):
+        columns = spread(width, len(suspects) + FEW, suspects)
+    elif not whole and budget.sample and not sampled:
+        room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
+        room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
+        rows, columns = Around(run, mode, mismatches, differences).within(room)
     elif not whole:
-        rows = _spread(height, budget.sample, [m.row for m in mismatches])
-        columns = _spread(width, min(budget.sample, budget.columns(run)), wanted)
+        rows = spread(height, budget.evenly, [m.row for m in mismatches])
+        columns = spread(width, min(budget.evenly, budget.columns(run)), wanted)
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
-    numeric.limit = numeric.runs + 2 * columns.numel()
-    slopes, bounds = numeric.columns(columns.numpy())
-    values, bound = (torch.from_numpy(matrix[rows.numpy()].copy()) for matrix in (slopes, bounds))
+    values, bound = differences.on(rows, columns)
     allowed = tol.atol + tol.rtol * values.abs()
     if precise is not None and bool(((precise - values).abs() > allowed + bound).any()):
         analytic = precise  # wrong in double precision too, where a mistake is not hidden by rounding
@@ -164,7 +174,8 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         _parts(problem.inputs, problem.input_names),
         torch.from_numpy(problem.point)[columns],
         torch.from_numpy(run.differenced.value)[rows],
-        whole and not isinstance(problem.inputs, Sampled) and not isinstance(problem.outputs, Sampled),
+        torch.from_numpy(problem.point),
+        whole and not sampled,
         rows,
         columns,
     )
@@ -188,7 +199,9 @@ def _precise(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor 
 def _entries(derivative: ForwardMap | ReverseMap, rows: Tensor, columns: Tensor) -> Tensor:
     if isinstance(derivative, ForwardMap) or rows.numel() == derivative.problem.outputs.size:
         return torch.from_numpy(derivative.columns(columns.numpy())[rows.numpy()])
-    return torch.from_numpy(derivative.rows(rows.numpy())[:, columns.numpy()])
+    at_once = max(1, AT_ONCE // max(derivative.problem.shape))
+    pulled = [derivative.rows(part.numpy())[:, columns.numpy()] for part in rows.split(at_once)]
+    return torch.from_numpy(np.concatenate(pulled))
 
 
 def _inside(coordinates: Tensor, part: Part) -> Tensor:
@@ -216,13 +229,3 @@ def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int]) -> list[int]:
         return []
     concerned = [p for p in chart.places if any(p.start <= column < p.stop for column in wanted)]
     return [column for place in concerned for column in range(place.start, place.stop)]
-
-
-def _spread(size: int, count: int, wanted: Sequence[int]) -> Tensor:
-    """The wanted indices, and others spread evenly."""
-    if size <= count:
-        return torch.arange(size)
-    named = torch.tensor([index for index in wanted if 0 <= index < size], dtype=torch.int64).unique()
-    others = max(_FEW, count - named.numel())
-    even = torch.linspace(0, size - 1, others, dtype=torch.float64).round().to(torch.int64)
-    return torch.cat([even, named]).unique()

@@ -253,8 +253,14 @@ class Numeric:
         steps = self.steps.array(self.eps)[which]
         with np.errstate(all="ignore"):
             slopes = (self.singly(which, steps) / steps[:, None]).T
-            noise = constants.SIGMAS * self.noise[:, None] / abs(steps)
-        return slopes, noise + 2 * self.truncation * abs(slopes)
+        return slopes, self.bounds(slopes, np.arange(len(slopes)), which)
+
+    def bounds(self, slopes: np.ndarray, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """How far off slopes may be that stand in these rows and columns."""
+        steps = self.steps.array(self.eps)[which]
+        with np.errstate(all="ignore"):
+            noise = constants.SIGMAS * self.noise[rows][:, None] / abs(steps)
+        return noise + 2 * self.truncation * abs(slopes)
 
     def learn_truncation(self, central: float, slope: float) -> None:
         """A central difference with the usual step was off by this much."""

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, permutations
 
+import torch
 from torch import Tensor
 
 from covector.diagnose.case import Case
+from covector.diagnose.rules.coupling import blocks, coupled, each_with_each
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect
 
 # The most dimensions whose orders are tried.
 _RANK = 4
+
+# Fewer elements than this fit factors too easily; how closely these have to agree.
+_SEVERAL, _CLOSE = 4, 1e-4
+
+_NOT_TRANSPOSED = "a matrix in it is not transposed (W where W^T belongs, or the other way round)"
 
 # A displacement by more than this is not looked for.
 _FARTHEST = 4
@@ -25,6 +32,8 @@ def transposed(case: Case) -> Iterator[Observation]:
             continue
         if text := _transposed(s):
             yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+        elif text := _between_factors(s):
+            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.9, s.where)
         elif text := _symmetrised(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.94, s.where, _BOTH_SIDES)
         elif text := _pattern(s):
@@ -61,6 +70,22 @@ def _axes(s: Suspect) -> list[int]:
     return [*first, *second]
 
 
+def _indices(s: Suspect, axis: int) -> Tensor | None:
+    """The indices that were looked at along an axis of the output, or after these of the input."""
+    assert s.outputs.shape is not None
+    side = s.outputs if axis < len(s.outputs.shape) else s.inputs
+    place = axis if side is s.outputs else axis - len(s.outputs.shape)
+    return None if side.along is None else side.along[place]
+
+
+def _exchangeable(s: Suspect, i: int, j: int) -> bool:
+    """Whether the elements that were looked at are those of the exchanged axes too."""
+    if s.outputs.is_whole and s.inputs.is_whole:
+        return True
+    first, second = _indices(s, i), _indices(s, j)
+    return first is not None and second is not None and torch.equal(first, second)
+
+
 def _turned(s: Suspect, matrix: Tensor, i: int, j: int) -> Tensor:
     """The matrix with two axes exchanged, read back in the shape that it had."""
     assert s.outputs.shape is not None
@@ -76,12 +101,14 @@ def _pairs(s: Suspect) -> Iterator[tuple[int, int, str]]:
     axes = _axes(s)
     split = 0 if s.outputs.shape is None else len(s.outputs.shape)
     for i, j in combinations(axes, 2):
+        if not _exchangeable(s, i, j):
+            continue
         if j < split:
             yield i, j, f"dimensions {i} and {j} of the cotangent of {s.outputs.name} are exchanged"
         elif i >= split:
             yield i, j, f"it is transposed (dimensions {i - split} and {j - split})"
         else:
-            yield i, j, "a matrix in it is not transposed (W where W^T belongs, or the other way round)"
+            yield i, j, _NOT_TRANSPOSED
 
 
 def _transposed(s: Suspect) -> str:
@@ -91,7 +118,9 @@ def _transposed(s: Suspect) -> str:
             return text if shape[i] == shape[j] else f"{text}, and reshaped"
     if text := _permuted(s):
         return text
-    if s.numeric.shape[0] == s.numeric.shape[1] > 1 and _axes(s) and s.explains(s.numeric.T):
+    square = s.numeric.shape[0] == s.numeric.shape[1] > 1 and _axes(s)
+    known = (s.inputs.is_whole and s.outputs.is_whole) or s.inputs.has_indices_of(s.outputs)
+    if square and known and s.explains(s.numeric.T):
         if int(s.support.sum(1).max()) == 1:
             return "elements that are rearranged are rearranged once more, instead of being put back"
         return "the Jacobian is transposed (J where J^T belongs)"
@@ -112,10 +141,33 @@ def _permuted(s: Suspect) -> str:
         rank = len(part.shape)
         for order in permutations(range(rank)) if 3 <= rank <= _RANK else ():
             axes = [first + axis for axis in order]
+            if not all(_exchangeable(s, first + place, axis) for place, axis in enumerate(axes)):
+                continue
             every = [*range(first), *axes, *range(first + rank, shaped.dim())]
             if s.explains(shaped.permute(every).reshape(s.numeric.shape)):
                 return f"the dimensions of {what} stand in another order: {order} of the right one"
     return ""
+
+
+def _between_factors(s: Suspect) -> str:
+    """A matrix is not transposed, beside a factor of each output, as the slope of an activation.
+
+    Where J = diag(a) W and the gradient is that of diag(a) W^T, what it is divided by the transpose of J is
+    a_i / a_j.
+    """
+    axes = coupled(s, s.support)
+    if not axes or not each_with_each(s, axes):
+        return ""
+    true, got, used = (blocks(s, matrix, axes) for matrix in (s.numeric, s.analytic, s.support & s.nonzero))
+    if true.shape[1] < _SEVERAL or not bool(used.all()):
+        return ""
+    ratio = got / true.mT
+    if not bool((ratio > 0).all()) or float((ratio - 1).abs().max()) < 100 * _CLOSE:
+        return ""
+    logs = ratio.log()
+    factor = logs.mean(2)
+    off = (logs - (factor[:, :, None] - factor[:, None, :])).abs()
+    return f"{_NOT_TRANSPOSED}, beside a factor of each output" if float(off.max()) < _CLOSE else ""
 
 
 def _pattern(s: Suspect) -> str:
@@ -140,28 +192,58 @@ def displaced(case: Case) -> Iterator[Observation]:
         shape = s.inputs.shape
         if shape is None or s.inputs.part is None or not s.support.any():
             continue
-        numeric = s.numeric.reshape(-1, *shape)
         for axis, size in enumerate(s.inputs.part.shape):
             if size < 3:
                 continue
-            moved = {_places(by): numeric.roll(by, axis + 1) for by in _shifts(size)}
-            moved["in reverse order"] = numeric.flip(axis + 1)
-            for what, values in moved.items():
-                if s.explains(values.reshape(s.numeric.shape)):
+            for what, came in _origins(s, axis, size).items():
+                if _explains_moved(s, axis, came):
                     text = (
                         f"the {case.noun} for {{where}} has the right numbers {what}, along dimension {axis}"
                     )
                     yield Observation(text, 0.95, s.where)
 
 
-def _shifts(size: int) -> Iterator[int]:
-    """How far numbers may be moved, nearest first."""
-    for by in range(1, min(_FARTHEST, size // 2) + 1):
-        yield from (by, -by)
+def _origins(s: Suspect, axis: int, size: int) -> dict[str, Tensor]:
+    """How numbers may be moved along an axis, and for each index looked at the one they came from then."""
+    along = torch.arange(size) if s.inputs.along is None else s.inputs.along[axis]
+    moved = {_places(by, size): (along - by) % size for by in _shifts(s, axis, size)}
+    return moved | {"in reverse order": size - 1 - along}
 
 
-def _places(by: int) -> str:
-    count = ("one place", "two places", "three places", "four places")[abs(by) - 1]
+def _explains_moved(s: Suspect, axis: int, came: Tensor) -> bool:
+    """Whether the analytic numbers are numeric ones from other indices, as far as these are known."""
+    assert s.inputs.shape is not None
+    along = torch.arange(len(came)) if s.inputs.along is None else s.inputs.along[axis]
+    at = torch.searchsorted(along, came).clamp(max=len(along) - 1)
+    known = along[at] == came
+    numeric, analytic, wrong = (m.reshape(-1, *s.inputs.shape) for m in (s.numeric, s.analytic, s.bad))
+    expected = numeric.index_select(axis + 1, at)
+    if bool(known.all()):
+        return s.explains(expected.reshape(s.numeric.shape))
+    inside = known.reshape(-1, *[1] * (len(s.inputs.shape) - axis - 1)).expand_as(wrong)
+    mostly = bool(inside[wrong].double().mean() > 0.5) and bool((expected != 0)[inside].any())
+    filled = torch.where(inside, expected, analytic).reshape(s.numeric.shape)
+    return mostly and s.explains(filled)
+
+
+def _shifts(s: Suspect, axis: int, size: int) -> list[int]:
+    """How far numbers may be moved, nearest first; and as far as the largest of a row is."""
+    near = [by for far in range(1, min(_FARTHEST, size // 2) + 1) for by in (far, -far)]
+    if s.inputs.index is None:
+        return near
+    both = s.support.any(1) & s.nonzero.any(1)
+    row = int(torch.where(both, (s.analytic - s.numeric).abs().amax(1), -1.0).argmax())
+    got, true = (s.inputs.index[int(matrix[row].abs().argmax()), axis] for matrix in (s.analytic, s.numeric))
+    by = int(got - true) % size
+    by = by - size if by > size // 2 else by
+    return near if by in (0, *near) else [*near, by]
+
+
+def _places(by: int, size: int) -> str:
+    if 2 * abs(by) == size:
+        return "moved by half of the axis"
+    counts = ("one place", "two places", "three places", "four places")
+    count = counts[abs(by) - 1] if abs(by) <= len(counts) else f"{abs(by)} places"
     return f"{count} too {'far' if by > 0 else 'early'}"
 
 
@@ -183,7 +265,7 @@ def broadcast(case: Case) -> Iterator[Observation]:
 def _spread(s: Suspect) -> str:
     """Every element of the gradient is the sum of all."""
     total = s.numeric.sum(1, keepdim=True).expand_as(s.numeric)
-    several = s.numeric.shape[1] > 1 and s.explains(total)
+    several = s.inputs.is_whole and s.numeric.shape[1] > 1 and s.explains(total)
     return "is summed over the input too, and spread" if several else ""
 
 

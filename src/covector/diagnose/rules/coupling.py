@@ -22,6 +22,9 @@ from covector.diagnose.suspects import Suspect, listed
 # Two coefficients this close, relative to the largest, are the same.
 _CLOSE = 1e-4
 
+# What is smaller than this, relative to the largest coefficient, may be noise.
+_NOISE = 1e-3
+
 # The share of the entries in a group that are not zero where elements are normalised together.
 _MOST = 0.5
 
@@ -73,7 +76,7 @@ def coupled(s: Suspect, entries: Tensor) -> tuple[int, ...] | None:
     outputs, inputs = s.outputs.index, s.inputs.index
     if s.outputs.part is None or s.inputs.part is None or outputs is None or inputs is None:
         return None
-    if s.inputs.shape is None or s.outputs.shape != s.inputs.shape:
+    if not s.inputs.has_indices_of(s.outputs):
         return None
     if s.inputs.part.is_complex or s.outputs.part.is_complex:
         return None
@@ -100,8 +103,9 @@ def wrong_axis(case: Case) -> Iterator[Observation]:
 
 def _normalised_along_another(s: Suspect) -> str:
     """The derivatives of all outputs together sum to one number along an axis, the gradient along another."""
-    if s.inputs.part is None or s.inputs.part.is_complex or s.inputs.shape is None:
+    if s.inputs.part is None or s.inputs.part.is_complex or not s.inputs.is_whole:
         return ""
+    assert s.inputs.shape is not None
     true, got = (_steady_sums(matrix.sum(0).reshape(s.inputs.shape)) for matrix in (s.numeric, s.analytic))
     if not true or not got or true & got:
         return ""
@@ -126,7 +130,7 @@ def normalisation(case: Case) -> Iterator[Observation]:
         axes = coupled(s, s.support)
         if axes is None and (text := _of_a_quotient(s)):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.93, s.where)
-        if not axes or not _each_with_each(s, axes):
+        if not axes or not each_with_each(s, axes):
             continue
         if text := _alone(s, axes) or _of_a_family(s, axes) or _of_rank_one(s, axes):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.95, s.where)
@@ -156,10 +160,10 @@ def _left_beside(along: Tensor, matrix: Tensor) -> Tensor:
     return (matrix - share[:, None] * along).abs()
 
 
-def _each_with_each(s: Suspect, axes: tuple[int, ...]) -> bool:
+def each_with_each(s: Suspect, axes: tuple[int, ...]) -> bool:
     """Whether there are enough elements in a group, and most of them act on most of the others."""
     _, size = _order(s, axes)
-    return size >= _LEAST and float(_square(s, s.support, axes).double().mean()) > _MOST
+    return size >= _LEAST and float(blocks(s, s.support, axes).double().mean()) > _MOST
 
 
 def _alone(s: Suspect, axes: tuple[int, ...]) -> str:
@@ -181,9 +185,13 @@ def _order(s: Suspect, axes: tuple[int, ...]) -> tuple[Tensor, int]:
     """
     assert s.inputs.shape is not None
     labels = _connected(s.support)
-    _, counts = labels.unique(return_counts=True)
+    kinds, counts = labels.unique(return_counts=True)
     if bool((counts == counts[0]).all()):
         return labels.argsort(stable=True), int(counts[0])
+    if not s.inputs.is_whole:  # of some groups a grid has fewer elements
+        largest = torch.isin(labels, kinds[counts == counts.max()])
+        order = labels.argsort(stable=True)
+        return order[largest[order]], int(counts.max())
     shape = s.inputs.shape
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     order = torch.arange(prod(shape)).reshape(shape).permute(*kept, *axes).flatten()
@@ -203,10 +211,35 @@ def _connected(support: Tensor) -> Tensor:
 
 def _along(s: Suspect, axes: tuple[int, ...]) -> str:
     """The dimensions along which elements act on each other, and the size of groups that are parts of it."""
+    size, part = _size(s, axes)
+    groups = f", in groups of {size} elements" if s.inputs.is_whole else ", in groups"
+    return f"along {dimensions(axes)}" + (groups if part else "")
+
+
+def _size(s: Suspect, axes: tuple[int, ...]) -> tuple[int, bool]:
+    """How many elements a group has in the whole tensor, and whether it is a part of its axes.
+
+    Of such a part a grid has not all elements, so that its size is not known.
+    """
     assert s.inputs.shape is not None
+    assert s.inputs.part is not None
     _, size = _order(s, axes)
-    part = size < prod(s.inputs.shape[axis] for axis in axes)
-    return f"along {dimensions(axes)}" + (f", in groups of {size} elements" if part else "")
+    if size < prod(s.inputs.shape[axis] for axis in axes):
+        return size if s.inputs.is_whole else 0, True
+    return prod(s.inputs.part.shape[axis] for axis in axes), False
+
+
+def _means(s: Suspect, axes: tuple[int, ...]) -> Tensor:
+    """For each element of the input that was looked at, the mean of its group."""
+    assert s.inputs.part is not None
+    assert s.inputs.index is not None
+    order, size = _order(s, axes)
+    if _size(s, axes)[1]:
+        means = torch.zeros_like(s.point)
+        means[order] = s.point[order].reshape(-1, size).mean(1, keepdim=True).expand(-1, size).flatten()
+        return means
+    whole = s.everything.reshape(s.inputs.part.shape)
+    return whole.mean(axes, keepdim=True).expand_as(whole)[s.inputs.index.unbind(1)]
 
 
 def _grouped(s: Suspect, vector: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -214,7 +247,8 @@ def _grouped(s: Suspect, vector: Tensor, axes: tuple[int, ...]) -> Tensor:
     return vector[order].reshape(-1, size)
 
 
-def _square(s: Suspect, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
+def blocks(s: Suspect, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A matrix for each group of elements that act on each other along these axes."""
     order, size = _order(s, axes)
     groups = matrix[order][:, order].reshape(-1, size, order.numel() // size, size)
     return groups.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
@@ -225,23 +259,23 @@ def _of_a_family(s: Suspect, axes: tuple[int, ...]) -> str:
     if coupled(s, s.nonzero) not in (axes, ()):
         return ""
     y = _grouped(s, s.value, axes)
-    numeric, analytic = _square(s, s.numeric, axes), _square(s, s.analytic, axes)
-    slack = _square(s, s.slack, axes) + 2 * s.bound.max()
+    numeric, analytic = (blocks(s, matrix, axes) for matrix in (s.numeric, s.analytic))
+    slack = blocks(s, s.slack, axes) + 2 * s.bound.max()
     for family in _FAMILIES:
         terms = torch.stack([term.matrix(y) for term in family], -1).flatten(1, 2)
         if not bool(terms.isfinite().all()):
             continue
-        true, got = (_coefficients(terms, blocks, slack) for blocks in (numeric, analytic))
+        true, got = (_coefficients(terms, given, slack) for given in (numeric, analytic))
         if true is None or got is None:
             continue
-        if text := _difference(family, true, got, y.shape[1], _along(s, axes)):
+        if text := _difference(family, true, got, _size(s, axes)[0], _along(s, axes)):
             return text
     return ""
 
 
-def _coefficients(terms: Tensor, blocks: Tensor, slack: Tensor) -> Tensor | None:
-    """The combination of terms that the blocks are; None if they are none."""
-    flat = blocks.flatten(1).unsqueeze(-1)
+def _coefficients(terms: Tensor, given: Tensor, slack: Tensor) -> Tensor | None:
+    """The combination of terms that these blocks are; None if they are none."""
+    flat = given.flatten(1).unsqueeze(-1)
     found = torch.linalg.lstsq(terms, flat).solution
     left = (terms @ found - flat).abs().squeeze(-1)
     return found.squeeze(-1) if bool((left <= slack.flatten(1)).all()) else None
@@ -250,7 +284,8 @@ def _coefficients(terms: Tensor, blocks: Tensor, slack: Tensor) -> Tensor | None
 def _difference(family: tuple[_Term, ...], true: Tensor, got: Tensor, size: int, along: str) -> str:
     """Which coefficients differ, and how."""
     scale = true.abs().max(1, keepdim=True).values
-    off = ((got - true).abs() > _CLOSE * scale).any(0)
+    own = torch.maximum(true.abs(), got.abs()).amax(0).clamp(min=_NOISE * scale)
+    off = ((got - true).abs() > _CLOSE * torch.minimum(scale, 10 * own)).any(0)
     if bool(off[0]) or not bool(off.any()):
         return ""  # the direct term: no term is missing
     wrong = [index for index in range(1, len(family)) if bool(off[index])]
@@ -287,10 +322,9 @@ def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
     """The wrong part of each group is constant or follows the input, or follows the output."""
     if coupled(s, s.bad) != axes:
         return ""
-    wrong = _square(s, s.analytic - s.numeric, axes)
-    slack = _square(s, s.slack, axes) + 2 * s.bound.max()
-    x = _grouped(s, s.point, axes)
-    centred = x - x.mean(1, keepdim=True)
+    wrong = blocks(s, s.analytic - s.numeric, axes)
+    slack = blocks(s, s.slack, axes) + 2 * s.bound.max()
+    x, centred = _grouped(s, s.point, axes), _grouped(s, s.point - _means(s, axes), axes)
     ones = torch.ones_like(x)
     for vectors, text in (
         ((ones,), "constant: the term of a mean or a sum is missing or wrong"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from math import prod
 
 import torch
 
 from covector.diagnose.case import Case
-from covector.diagnose.rules.coupling import unbiased
+from covector.diagnose.rules.coupling import dimensions, unbiased
 from covector.diagnose.rules.fit import NEAR, offset, ratio, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect
@@ -53,27 +54,34 @@ def factor(case: Case) -> Iterator[Observation]:
         yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
 
 
-def _acts_along(s: Suspect, side: Side, axis: int | None) -> bool:
-    """Whether elements along an axis act together, as in a variance, which is of several elements."""
+def _act_along(s: Suspect, side: Side, axes: tuple[int, ...]) -> bool:
+    """Whether elements along each of these axes act together, as in a variance, which is of several."""
     support = s.support if side is s.inputs else s.support.T
-    if axis is None or side.index is None:
+    if side.index is None:
         return bool((support.sum(1) > 1).any())
-    place = side.index[:, axis].expand_as(support)
-    far = side.index.shape[0]
-    last, first = (torch.where(support, place, other).aminmax(dim=1) for other in (-1, far))
-    return bool((last.max > first.min).any())
+    for axis in axes:
+        place = side.index[:, axis].expand_as(support)
+        far = side.index.shape[0] + int(side.index.max())
+        last, first = (torch.where(support, place, other).aminmax(dim=1) for other in (-1, far))
+        if not bool((last.max > first.min).any()):
+            return False
+    return True
 
 
-def _sizes(side: Side) -> Iterator[tuple[int | None, int, str]]:
-    """The sizes that a factor may come from, of which axis (None: of all), and what to call them."""
+def _sizes(side: Side) -> Iterator[tuple[tuple[int, ...], int, str]]:
+    """The sizes that a factor may come from, of which axes, and what to call them."""
     if side.part is None:
         return
     name, shape = side.part.name, side.part.shape
     for axis, size in enumerate(shape):
         batch = " (the batch?)" if axis == 0 and len(shape) > 1 else ""
-        yield axis, size, f"the size of dimension {axis} of `{name}`{batch}"
+        yield (axis,), size, f"the size of dimension {axis} of `{name}`{batch}"
     if len(shape) > 1:
-        yield None, prod(shape), f"the number of elements of `{name}`"
+        yield tuple(range(len(shape))), prod(shape), f"the number of elements of `{name}`"
+    for count in range(2, len(shape)):
+        for axes in combinations(range(len(shape)), count):
+            several = prod(shape[axis] for axis in axes)
+            yield axes, several, f"the number of elements along {dimensions(axes)} of `{name}`"
 
 
 def _named(c: float, s: Suspect) -> tuple[str, str]:
@@ -84,20 +92,45 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         return "", "a term that is added twice, or a factor 1/2 that was left out"
     if abs(c - 0.5) < NEAR:
         return "", "a term that is missing from a product rule, or a factor 2 that was left out"
-    for side in (s.outputs, s.inputs):
-        for axis, size, name in _sizes(side):
-            together = _acts_along(s, side, axis)
-            # Elements that do not act together may have a factor that is the size by chance.
-            or_else = "" if together else ", or a factor that was left out or applied twice"
-            if size > 2 and abs(c - size) < 1e-4 * size:
-                mean = "a mean in the forward that the backward takes for a sum"
-                return f"; {size} is {name}", f"{mean}{or_else}"
-            if together and (text := unbiased(c, size)):
-                return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
-            if size > 2 and abs(c * size - 1) < 1e-4:
-                mean = "a sum that became a mean over that dimension"
-                return f", which is 1 / {size}; {size} is {name}", f"{mean}{or_else}"
-    return "", ""
+    sizes = [(side, *found) for side in (s.outputs, s.inputs) for found in _sizes(side)]
+    together = [(size, name, len(axes)) for side, axes, size, name in sizes if _act_along(s, side, axes)]
+    for size, name, _ in together:
+        if text := unbiased(c, size):
+            return f"{text}; {size} is {name}", "the n, or n - 1, that a variance is divided by"
+    alone = [
+        (size, name, len(axes))
+        for side, axes, size, name in sizes
+        if len(axes) == 1 or (side.part is not None and len(axes) == len(side.part.shape))
+    ]
+    # Elements that do not act together may have a factor that is the size of an axis by chance.
+    by_chance = ", or a factor that was left out or applied twice"
+    return _of_size(c, together) or _of_root(c, together) or _of_size(c, alone, by_chance) or ("", "")
+
+
+def _of_size(c: float, sizes: list[tuple[int, str, int]], or_else: str = "") -> tuple[str, str] | None:
+    """That a factor is a size, or one over it: a mean on one side, a sum on the other."""
+    for size, name, count in sizes:
+        over = "that dimension" if count == 1 else "these dimensions"
+        if size > 2 and abs(c - size) < 1e-4 * size:
+            return f"; {size} is {name}", f"a mean in the forward that the backward takes for a sum{or_else}"
+        if size > 2 and abs(c * size - 1) < 1e-4:
+            return (
+                f", which is 1 / {size}; {size} is {name}",
+                f"a sum that became a mean over {over}{or_else}",
+            )
+    return None
+
+
+def _of_root(c: float, sizes: list[tuple[int, str, int]]) -> tuple[str, str] | None:
+    """That a factor is the root of a size, or one over it."""
+    for size, name, count in sizes:
+        for root, what in ((size**0.5, "the root"), (size**-0.5, "one over the root")):
+            if count == 1 and size > 8 and abs(c - root) < 1e-5 * root:
+                return f"; {written(c)} is {what} of {size}, {name}", _SCALED
+    return None
+
+
+_SCALED = "a scale by the root of a size, as in attention, or another factor, left out or applied twice"
 
 
 def _of_value(c: float, value: float) -> str:

@@ -12,7 +12,9 @@ NEAR = 1e-5
 
 
 def written(factor: float) -> str:
-    """A factor with as many digits as tell it from one."""
+    """A factor with as many digits as tell it from one, and from zero."""
+    if not 0.1 <= abs(factor) < 1000:
+        return f"{factor:.3g}" if abs(factor) < 1 else f"{factor:.6g}"
     return f"{factor:.3f}" if abs(factor - 1) >= 5e-3 else f"{factor:.7g}"
 
 
@@ -24,7 +26,7 @@ def ratio(suspect: Suspect, where: Tensor | None = None) -> float | None:
         return None
     factor = float((analytic[mask] * numeric[mask]).sum() / (numeric[mask] ** 2).sum())
     if where is None:
-        return factor if suspect.explains(factor * numeric) else None
+        return factor if suspect.explains(factor * numeric, noise=max(1.0, abs(factor))) else None
     return factor if suspect.same(analytic, factor * numeric, where) else None
 
 

@@ -138,13 +138,17 @@ def chain_rule(case: Case) -> Iterator[Observation]:
 
 
 def _by_element(s: Suspect, case: Case, name: str) -> str:
-    """Each output depends on the input at its own place."""
-    if coupled(s, s.support | s.nonzero) != ():
+    """Each element acts on one output, at its own place or at another."""
+    row, column = _pairs(s)
+    if not row.numel():
         return ""
-    numeric, analytic = s.numeric.diagonal(), s.analytic.diagonal()
-    used = numeric.abs() > 100 * s.slack.diagonal()
-    x, y, numeric, analytic = (values[used] for values in (s.point, s.value, numeric, analytic))
-    if x.unique().numel() < _LEAST or not bool(used[s.bad.diagonal()].all()):
+    numeric, analytic = s.numeric[row, column], s.analytic[row, column]
+    used = numeric.abs() > 100 * s.slack[row, column]
+    if not bool(used[s.bad[row, column]].all()):
+        return ""
+    row, column, numeric, analytic = (values[used] for values in (row, column, numeric, analytic))
+    x, y = s.point[column], s.value[row]
+    if x.unique().numel() < _LEAST:
         return ""
     if float((analytic / numeric - 1).abs().max()) < 100 * _CLOSE:
         return ""  # too close to the true one to tell expressions apart
@@ -153,7 +157,7 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     if text := _factor(analytic / numeric, expressions):
         return f"{returns} {text} for {{where}}"
     for values, other in case.others_over(s, s.inputs):
-        if text := _factor(analytic / numeric, of_input(values[used], f"`{other}`")):
+        if text := _factor(analytic / numeric, of_input(values[column], f"`{other}`")):
             return f"{returns} {text} for {{where}}"
     several = {f"{number:.3e}" for number in numeric.tolist()}  # a slope of 0.01 is the square of one of 0.1
     for what, power in _POWERS.items() if len(several) >= _LEAST else ():
@@ -177,6 +181,20 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     return ""
+
+
+def _pairs(s: Suspect) -> tuple[Tensor, Tensor]:
+    """For each element the one output that it acts on: all elements of a tensor, or those that are wrong."""
+    entries = s.support | s.nonzero
+    if coupled(s, entries) == ():
+        return torch.arange(len(s.point)), torch.arange(len(s.point))
+    wrong = s.bad.any(0)
+    mine = entries & wrong
+    nothing = torch.zeros(0, dtype=torch.int64)
+    if bool((mine.sum(0)[wrong] != 1).any()) or bool((mine.sum(1) > 1).any()):
+        return nothing, nothing
+    row, column = mine.nonzero(as_tuple=True)
+    return row, column
 
 
 def _second_term(got: Tensor, true: Tensor, expressions: _Expressions) -> str:
@@ -212,10 +230,29 @@ def _for_another(s: Suspect, case: Case, name: str) -> str:
         return ""
     known = {f"`{other}`": values[row] for values, other in case.others_over(s, s.outputs)}
     known |= {name: s.point[column], "output": s.value[row]}
-    shown, returned = _is(true, known), _is(got, known)
+    shown, returned = _is(true, known), _is(got, known | {"": torch.ones_like(got)})
     if shown is None or returned is None or shown.text == returned.text:
         return ""
     return f"{case.rule} returns {returned} for {{where}}, where differences show {shown}"
+
+
+def wrong_side(case: Case) -> Iterator[Observation]:
+    """The result is multiplied by another input where the cotangent should be, or the other way round."""
+    for s in case.suspects:
+        if not coupled(s, s.support):
+            continue
+        for values, name in case.others_over(s, s.inputs):
+            if float(values.abs().min()) < 1e-3 or float(values.abs().max()) < 1.1 * float(
+                values.abs().min()
+            ):
+                continue
+            for expected, got, belongs in (
+                (s.numeric / values[:, None] * values, "result", "cotangent"),
+                (s.numeric * values[:, None] / values, "cotangent", "result"),
+            ):
+                if s.explains(expected, noise=float(values.abs().max() / values.abs().min())):
+                    text = f"for {{where}}, {case.rule} multiplies the {got} by `{name}`"
+                    yield Observation(f"{text}; it should multiply the {belongs}", 0.96, s.where)
 
 
 def _by_output(s: Suspect, case: Case) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
-from covector.diagnose.suspects import Suspect
+from covector.diagnose.suspects import Side, Suspect
 
 # How many lines at which a derivative is lost are shown.
 _LINES = 3
@@ -18,7 +18,7 @@ _LINES = 3
 def zero(case: Case) -> Iterator[Observation]:
     """Analytic = 0."""
     for s in case.suspects:
-        if not s.analytic.any() and s.support.any():
+        if not s.analytic.any() and s.support.any() and not case.has_gradient(s):
             text = f"{case.rule} returns zero for {{where}}, the numeric {case.noun} is not zero"
             yield Observation(text, 0.95, s.where)
 
@@ -49,12 +49,14 @@ def saved(case: Case) -> Iterator[Observation]:
 def _others(case: Case, s: Suspect) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The other inputs of the same shape: name, analytic and numeric Jacobian on the suspect's rows."""
     both, mine = case.evidence.jacobians, s.inputs.parts[0]
-    if both is None or not both.whole:
+    if both is None:
         return
     at = torch.isin(both.rows, s.outputs.coordinates)
     for part in both.inputs:
         if part.name != mine.name and part.place.real_shape == mine.place.real_shape:
             over = both.columns_of(part)
+            if not s.inputs.has_indices_of(Side((part,), both.columns[over])):
+                continue
             yield part.name, both.analytic[at][:, over], both.numeric[at][:, over]
 
 

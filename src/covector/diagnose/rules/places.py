@@ -12,7 +12,7 @@ from torch import Tensor
 from covector.diagnose.case import Case
 from covector.diagnose.rules.coupling import dimensions
 from covector.diagnose.rules.observation import Observation
-from covector.diagnose.suspects import Suspect
+from covector.diagnose.suspects import Side, Suspect
 
 # Strides of windows that are tried, and the longest axis on which they are.
 _STRIDES = (1, 2, 3)
@@ -22,24 +22,33 @@ _LONGEST = 128
 def another_element(case: Case) -> Iterator[Observation]:
     """Each output takes one element of the input, and the gradient goes to another one."""
     for s in case.suspects:
-        true, got = s.support, s.nonzero
-        if s.bad.shape[0] > s.bad.shape[1] or not bool((true.sum(1) == 1).all()):
+        seen = _with_both_elements(s)
+        if seen is None:
             continue
-        if s.bad.shape[0] == s.bad.shape[1] and bool(true.diagonal().all()):
+        true, got, kept = s.support[seen], s.nonzero[seen], s.numeric[seen].sum(1)
+        if s.bad.shape[0] == s.bad.shape[1] and bool(s.support.diagonal().all()):
             continue  # nothing is taken from elsewhere
-        if not bool((got.sum(1) == 1).all()):
-            continue
-        kept = s.numeric.sum(1)
-        if not bool(((s.analytic.sum(1) - kept).abs() <= 4 * s.slack.max(1).values).all()):
+        if not bool(((s.analytic[seen].sum(1) - kept).abs() <= 4 * s.slack[seen].max(1).values).all()):
             continue
         wrong = (true != got).any(1)
-        if not torch.equal(wrong, s.bad.any(1)):
+        if not torch.equal(wrong, s.bad[seen].any(1)):
             continue
+        sample = " in a sample" if case.is_sampled else ""
         text = (
             f"each output takes one element of {s.inputs.name}, and the {case.noun} goes to another one"
-            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs"
+            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs{sample}"
         )
         yield Observation(text, 0.95, s.where)
+
+
+def _with_both_elements(s: Suspect) -> Tensor | None:
+    """The outputs whose element, and that of the gradient, were looked at; None if some take several."""
+    true, got = s.support.sum(1), s.nonzero.sum(1)
+    both = (true == 1) & (got == 1)
+    if s.inputs.is_whole:
+        return both if bool(both.all()) and s.bad.shape[0] <= s.bad.shape[1] else None
+    few = bool((true <= 1).all()) and bool((got <= 1).all())
+    return both if few and bool(s.bad[both].any()) else None
 
 
 def _which(s: Suspect, got: Tensor) -> str:
@@ -60,16 +69,17 @@ def overwritten(case: Case) -> Iterator[Observation]:
         counts, got = s.support.sum(0), s.nonzero.sum(0)
         several = counts > 1
         taken = bool((s.support.sum(1) <= 1).all())  # by index: an output is one element of the input
-        if not taken or not several.any() or not bool((counts == 1).any()):
+        if not taken or not several.any():
             continue
         uneven = s.support & ((s.numeric.abs() - s.numeric.abs().amax(0)).abs() > 4 * s.slack)
         if uneven[:, several].any():
             continue  # the element as it is has the same derivative in each of them
         kept = torch.where(s.nonzero, s.numeric, torch.zeros_like(s.numeric))
         if bool((got[several] == 1).all()) and s.explains(kept):
+            once = ", those that occur once are right" if bool((counts == 1).any()) else ""
             text = (
                 f"elements of {s.inputs.name} that occur in several outputs get the {case.noun} of one of "
-                "them, those that occur once are right"
+                f"them{once}"
             )
             yield Observation(text, 0.96, s.where)
 
@@ -105,7 +115,7 @@ def _windows(s: Suspect) -> tuple[_Window, ...]:
         return ()
     found: dict[int, _Window] = {}
     for out_axis, in_axis in product(range(len(outputs.shape)), range(len(inputs.shape))):
-        fits = outputs.shape[out_axis] >= 3 and 3 <= inputs.shape[in_axis] <= _LONGEST
+        fits = s.outputs.shape[out_axis] >= 3 and 3 <= s.inputs.shape[in_axis] <= _LONGEST
         if fits and in_axis not in found:
             mirror = _mirror(s, out_axis, in_axis)
             if mirror is not None:
@@ -125,7 +135,9 @@ def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
     """The mirror of a window, if there is one: its middle follows from where the longest one ends."""
     numeric, slack = _over(s, s.numeric, out_axis, in_axis), 4 * s.slack.max()
     rows, columns = torch.arange(numeric.shape[0]), torch.arange(numeric.shape[1])
-    if _turns(numeric, slack):
+    if not (_is_run(s.outputs, out_axis) and _is_run(s.inputs, in_axis)):
+        return None
+    if s.inputs.is_whole and s.outputs.is_whole and _turns(numeric, slack):
         return (2 * rows[:, None] - columns) % len(columns)
     for stride in _STRIDES:
         if _slides(numeric, stride, slack):
@@ -135,6 +147,11 @@ def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
             ends = int(first[longest] + last[longest]) - 2 * stride * longest
             return ends + 2 * stride * rows[:, None] - columns
     return None
+
+
+def _is_run(side: Side, axis: int) -> bool:
+    """Whether the indices along an axis follow each other."""
+    return side.along is not None and bool((side.along[axis].diff() == 1).all())
 
 
 def _reads_backwards(s: Suspect, windows: tuple[_Window, ...]) -> bool:
@@ -207,7 +224,7 @@ def _side(s: Suspect, where: Tensor, axis: int) -> int:
     row, column = where.nonzero(as_tuple=True)
     apart = outputs[row, axis] - inputs[column, axis]
     far = int(apart.abs().max()) if apart.numel() else 0
-    if far < 2:  # a band is no accumulation
+    if far < 2 or int(where.sum(1).max()) < 2:  # a band is no accumulation, nor is a shift
         return 0
     if bool((apart >= 0).all()):
         return 1

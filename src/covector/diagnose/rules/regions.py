@@ -81,7 +81,9 @@ def few_elements(case: Case) -> Iterator[Observation]:
             continue
         names = listed([_named(p.side, index) for index in p.wrong])
         single = ", in one entry of the Jacobian" if int(s.bad.sum()) == 1 else ""
-        text = f"the {case.noun} is wrong at {names} only{single}{manner(s)}"
+        right = f", and right at {int(p.right.sum())} others in a sample" if case.is_sampled else ""
+        only = "" if case.is_sampled else " only"
+        text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
 
 
@@ -171,7 +173,7 @@ def diagonal_of_jacobian(case: Case) -> Iterator[Observation]:
 def boundary(case: Case) -> Iterator[Observation]:
     """The first and last elements along a dimension, or along all, are wrong."""
     for s, p in _elements(case):
-        if min(p.shape) < 3 or len(p.wrong) < 2:
+        if min(p.shape) < 3 or len(p.wrong) < 2 or int(p.right.sum()) < 2:  # one inside shows little
             continue
         ends = (p.index == 0) | (p.index == torch.tensor(p.shape) - 1)
         regions = {f"both ends of dimension {axis}": ends[:, axis] for axis in range(len(p.shape))}

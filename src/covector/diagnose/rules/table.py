@@ -82,11 +82,17 @@ RULES = (
         ),
     ),
     Rule(
+        "wrong side",
+        formulas.wrong_side,
+        "the result is multiplied by another input where the cotangent should be, or the other way round",
+        "the order of the chain rule: `backward` starts with what the function does last",
+    ),
+    Rule(
         "normalisation",
         coupling.normalisation,
         "a term of a mean, a sum, a variance or a norm is missing, or has another coefficient",
         "the derivative of the statistic, which every element of its group acts on",
-        ("factor", "sign", "zero", "wrong axis"),
+        ("factor", "sign", "zero", "wrong axis", "wrong side"),
     ),
     Rule(
         "wrong axis",
@@ -160,6 +166,7 @@ RULES = (
             "broadcast",
             "conjugate",
             "wrong way",
+            "wrong side",
             "flipped window",
             "displaced",
         ),
@@ -194,7 +201,8 @@ RULES = (
         "overwritten",
         places.overwritten,
         "of several outputs that take the same element, only one counts in its gradient",
-        "an assignment by index where index_add_, scatter_add_ or accumulate=True belongs",
+        "an assignment or a slice where a sum belongs (index_add_, scatter_add_, accumulate=True)",
+        ("broadcast",),
     ),
     Rule(
         "broadcast",

@@ -1,0 +1,211 @@
+"""The rows and columns of a large Jacobian that a diagnosis looks at: those around the wrong entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covector._chart import AnyPlace, Chart
+from covector.evidence.sample import FEW, grids, is_gridded, spread, widened
+from covector.verify.finding import Mismatch
+from covector.verify.numeric import Numeric
+from covector.verify.run import CheckRun
+from covector.verify.vectors import weights
+
+# How many numbers a sample has in all its columns, or rows, and how many of them are computed at once.
+IN_ALL, AT_ONCE = 1 << 23, 1 << 21
+
+# The least rows and columns of a sample, and of a tensor in it.
+LEAST = 48
+
+# A sample may become so many times as large by the rows and columns that belong to it.
+_GROWS = 2
+
+# If too many rows depend on the columns of a sample, one with this share of the columns is tried.
+_FEWER = 4
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many rows and columns a sample begins with."""
+
+    rows: int
+    columns: int
+
+    def shared(self) -> Room:
+        """The room of a smaller one."""
+        return Room(self.rows // _FEWER, self.columns // _FEWER)
+
+
+class Differences:
+    """Columns of the numeric Jacobian, each differenced once; what is zero but for noise is not kept."""
+
+    def __init__(self, numeric: Numeric) -> None:
+        self._numeric = numeric
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """For each column the rows that depend on it, and the slopes there."""
+
+    def on(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The slopes on some rows and columns, and how far off they may be."""
+        self._take(columns)
+        at = rows.numpy()
+        slopes = np.zeros((len(at), columns.numel()))
+        for i, column in enumerate(columns.tolist()):
+            touched, values = self._known[column]
+            place = np.searchsorted(touched, at).clip(max=max(0, len(touched) - 1))
+            seen = touched[place] == at if len(touched) else np.zeros(len(at), dtype=bool)
+            slopes[seen, i] = values[place[seen]]
+        bounds = self._numeric.bounds(slopes, at, columns.numpy())
+        return torch.from_numpy(slopes), torch.from_numpy(bounds)
+
+    def touched(self, columns: Tensor) -> Tensor:
+        """The rows that depend on some of these columns."""
+        self._take(columns)
+        found = np.zeros(self._numeric.problem.shape[0], dtype=bool)
+        for column in columns.tolist():
+            found[self._known[column][0]] = True
+        return torch.from_numpy(found).nonzero().flatten()
+
+    def _take(self, columns: Tensor) -> None:
+        """Difference those that are not known yet, as many at once as memory allows."""
+        new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
+        at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
+        for part in new.split(at_once) if new.numel() else ():
+            self._numeric.limit = self._numeric.runs + 2 * len(part)
+            slopes, bounds = self._numeric.columns(part.numpy())
+            for i, column in enumerate(part.tolist()):
+                # What is not finite is kept too.
+                rows = (~(abs(slopes[:, i]) <= bounds[:, i])).nonzero()[0]
+                self._known[column] = rows, slopes[rows, i]
+
+
+@dataclass(frozen=True)
+class Around:
+    """A sample around the entries that a check judged wrong."""
+
+    run: CheckRun
+    mode: str
+    mismatches: Sequence[Mismatch]
+    differences: Differences
+
+    def within(self, room: Room) -> tuple[Tensor, Tensor]:
+        """Rows and columns around the mismatches, with those that depend on them, if these are few."""
+        outputs, inputs = self.run.problem.outputs, self.run.problem.inputs
+        assert isinstance(outputs, Chart)
+        assert isinstance(inputs, Chart)
+        most = _GROWS * room.rows
+        rows, columns = self._grids(room)
+        touched = self.differences.touched(columns)
+        if touched.numel() > most:
+            fewer = self._grids(room.shared())
+            few_touched = self.differences.touched(fewer[1])
+            if few_touched.numel() <= most:
+                (rows, columns), touched = fewer, few_touched
+        if touched.numel() <= most:
+            judged = [m.row for m in self.mismatches if m.column in columns]
+            rows = _joined(outputs, torch.tensor(judged, dtype=torch.int64), touched, most)
+        if self.mode == "reverse mode" and self.run.problem.differentiable:
+            if (source := self._source(rows)) is not None:
+                rows = _joined(outputs, rows, torch.tensor([source]), most)
+            acted_on = self._pulled(rows).nonzero().flatten()
+            columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
+            rows, columns = _matched(outputs, inputs, rows, columns, _GROWS * min(room.rows, room.columns))
+        return rows, columns
+
+    def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
+        """Indices around the worst mismatch of each tensor: as rows, and as columns."""
+        problem = self.run.problem
+        sides = [
+            _Side.of(problem.outputs.places, [m.row for m in self.mismatches], room.rows),
+            _Side.of(problem.inputs.places, [m.column for m in self.mismatches], room.columns),
+        ]
+        found = iter(
+            grids(
+                [place for side in sides for place in side.gridded],
+                [anchor for side in sides for anchor in side.anchors],
+                [side.most for side in sides for _ in side.gridded],
+            )
+        )
+        rows, columns = (
+            torch.cat([*(next(found).coordinates for _ in side.gridded), *side.others]).unique()
+            for side in sides
+        )
+        return rows, columns
+
+    def _pulled(self, rows: Tensor) -> Tensor:
+        """A gradient that is not zero where reverse mode has entries on these rows, by one pullback."""
+        cotangent = torch.zeros(self.run.problem.shape[0], dtype=torch.float64)
+        cotangent[rows] = weights(rows.numel(), self.run.options.seed + 4)
+        return self.run.reverse.pull_coordinates(cotangent)
+
+    def _source(self, rows: Tensor) -> int | None:
+        """A row that acts on the column of the worst mismatch, found by halving, if none of these does."""
+        column = next((m.column for m in self.mismatches), -1)
+        if column < 0 or bool(self._pulled(rows)[column]):
+            return None
+        others = torch.ones(self.run.problem.shape[0], dtype=torch.bool)
+        others[rows] = False
+        left = others.nonzero().flatten()
+        if not left.numel() or not bool(self._pulled(left)[column]):
+            return None
+        while left.numel() > 1:
+            first, second = left.split((left.numel() + 1) // 2)
+            left = first if bool(self._pulled(first)[column]) else second
+        return int(left)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The tensors of one side that have a grid, their worst mismatches, and a few elements of the others."""
+
+    gridded: list[AnyPlace]
+    anchors: list[int | None]
+    most: int
+    others: list[Tensor]
+
+    @classmethod
+    def of(cls, places: Sequence[AnyPlace], numbers: Sequence[int], room: int) -> _Side:
+        """Grids in so much room: those with a mismatch first."""
+        worst = [next((n for n in numbers if place.start <= n < place.stop), None) for place in places]
+        order = sorted(range(len(places)), key=lambda i: worst[i] is None)
+        chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
+        left = [place for i, place in enumerate(places) if i not in chosen]
+        named = [n for n in numbers if any(place.start <= n < place.stop for place in left)]
+        few = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
+        return cls(
+            [places[i] for i in chosen],
+            [worst[i] for i in chosen],
+            room // max(1, len(chosen)),
+            [*few, torch.tensor(named, dtype=torch.int64)],
+        )
+
+
+def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
+    """Coordinates of each tensor with others of it, if not too many; a grid where they are nearly one."""
+    found = []
+    for place in chart.places:
+        have, more = (part[(part >= place.start) & (part < place.stop)] for part in (mine, others))
+        both = torch.cat([have, more]).unique()
+        found.append(widened(place, both, most) if both.numel() <= most else have)
+    return torch.cat(found).unique()
+
+
+def _matched(
+    outputs: Chart, inputs: Chart, rows: Tensor, columns: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """Rows and columns with the same indices in an input and an output of one shape, if not too many."""
+    for output in outputs.places:
+        for place in inputs.places:
+            if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
+                continue
+            apart = place.start - output.start
+            mine = columns[(columns >= place.start) & (columns < place.stop)] - apart
+            others = rows[(rows >= output.start) & (rows < output.stop)]
+            both = widened(output, torch.cat([mine, others]).unique(), most)
+            if both.numel() <= most and mine.numel() and others.numel():
+                rows, columns = torch.cat([rows, both]).unique(), torch.cat([columns, both + apart]).unique()
+    return rows, columns
