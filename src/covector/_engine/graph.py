@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import unwrap
 from math import prod
+from operator import or_
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -64,6 +65,10 @@ class Survey(NamedTuple):
     """Through any custom Function."""
     singly: bool = False
     """Through a node whose batching rule is wrong."""
+
+    def __or__(self, other: Survey) -> Survey:
+        """Where the graphs behind two tensors lead."""
+        return Survey(*map(or_, self, other))
 
 
 NOWHERE = Survey(outside=False, dead_end=False, once=False)
