@@ -142,7 +142,7 @@ def _short_rows(pullback: ShortPullback, request: Request, args: Sequence[Any]) 
 # Functions with so many outputs that forward mode was chosen. Asked again, they are not run to count these,
 # if there are so few inputs that a wrong expectation costs little.
 _tall: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_FEW_INPUTS = 256
+_FEW_INPUTS = 512
 
 
 def _was_tall(caller: Caller, request: Request) -> bool:
