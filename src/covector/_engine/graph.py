@@ -209,7 +209,8 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
 
 def kinds(tensors: Sequence[Tensor]) -> set[type]:
     """The types of the nodes behind these tensors, but for leaves."""
-    return set(map(type, reached(tensors).inner))
+    found, _ = _walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
+    return set(map(type, found)) - {_LeafNode}
 
 
 def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
