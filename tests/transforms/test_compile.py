@@ -580,6 +580,46 @@ def test_what_is_replaced_in_place_is_seen(name):
     assert len(fast.plans) == 2
 
 
+def test_a_container_of_tensors_may_be_replaced():
+    """What makes new dictionaries of new tensors at each step needs no new program for each."""
+    inner = {"w": torch.ones(4, dtype=torch.float64), "b": torch.zeros(4, dtype=torch.float64)}
+    state = ([inner, 2.0], "kept")
+    data = torch.linspace(-1, 1, 4, dtype=torch.float64)
+
+    def loss(x):
+        held, power = state[0]
+        return ((held["w"] * x + held["b"]).sin() ** power).sum()
+
+    fast = covector.compile(covector.grad(loss), backend="replay")
+    for _ in range(12):
+        torch.testing.assert_close(fast(data), covector.grad(loss)(data))
+        moved = {key: value + 0.1 * fast(data) for key, value in state[0][0].items()}
+        state = ([moved, 2.0], "kept")
+    assert len(fast.plans) == 1
+    for other in ({"b": inner["b"], "w": inner["w"]}, {**inner, "more": inner["w"]}):
+        state = ([other, 2.0], "kept")
+        torch.testing.assert_close(fast(data), covector.grad(loss)(data))
+    assert len(fast.plans) == 3  # the keys, or their order, are others
+    state = ([inner, 3.0], "kept")
+    torch.testing.assert_close(fast(data), covector.grad(loss)(data))
+    assert len(fast.plans) == 4
+
+
+def test_a_container_with_two_names_is_not_taken_for_another():
+    """Of a container that stands in two places, one may be replaced, and the other be as it was."""
+    first = second = [torch.ones(3, dtype=torch.float64)]
+
+    def loss(x):
+        return (x * first[0]).sum() + (x**2 * second[0]).sum()
+
+    fast, x = covector.compile(covector.grad(loss), backend="replay"), torch.ones(3, dtype=torch.float64)
+    torch.testing.assert_close(fast(x), torch.full_like(x, 3))
+    second = [5 * first[0]]
+    torch.testing.assert_close(fast(x), torch.full_like(x, 11))
+    first = [7 * first[0]]
+    torch.testing.assert_close(fast(x), torch.full_like(x, 17))
+
+
 def test_a_sparse_result_is_refused_by_name():
     """With what to compile instead."""
     with pytest.raises(UntraceableError, match=r"returns a sparse tensor.*jacobian_plan\(f, x\).compile"):

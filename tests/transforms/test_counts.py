@@ -46,3 +46,30 @@ def test_vjp_fn_does_not_run_the_function_again():
     first = vjp_fn(x)
     torch.testing.assert_close(vjp_fn(x), first)
     assert counted.runs == 1
+
+
+def test_a_tall_function_is_not_run_again_to_count_its_outputs():
+    """The first Jacobian looks at the number of outputs; the next one expects as many, and looks after."""
+    counted = Counted(lambda x: x.repeat(100).sin())
+    first, second = (covector.jacobian(counted) for _ in range(2))
+    expected = first(x)
+    assert counted.runs == 2
+    assert torch.equal(second(x), expected)
+    assert counted.runs == 3
+    assert second.plan == first.plan
+
+
+def test_a_function_that_is_no_longer_tall():
+    """What forward mode was expected for and is not chosen for is done by reverse mode, as at first."""
+    length = 100
+
+    def changing(x):
+        with torch.no_grad():  # which forward mode does not see
+            offset = x * 2
+        return (x.sin() + offset).repeat(length)
+
+    assert covector.jacobian(changing)(x).shape == (600, 6)
+    length = 1
+    short = covector.jacobian(changing)
+    torch.testing.assert_close(short(x), torch.diag(x.cos()))
+    assert short.plan.mode == "reverse"

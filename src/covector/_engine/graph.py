@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import unwrap
 from math import prod
+from operator import or_
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -64,6 +65,10 @@ class Survey(NamedTuple):
     """Through any custom Function."""
     singly: bool = False
     """Through a node whose batching rule is wrong."""
+
+    def __or__(self, other: Survey) -> Survey:
+        """Where the graphs behind two tensors lead."""
+        return Survey(*map(or_, self, other))
 
 
 NOWHERE = Survey(outside=False, dead_end=False, once=False)
@@ -204,7 +209,8 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
 
 def kinds(tensors: Sequence[Tensor]) -> set[type]:
     """The types of the nodes behind these tensors, but for leaves."""
-    return set(map(type, reached(tensors).inner))
+    found, _ = _walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
+    return set(map(type, found)) - {_LeafNode}
 
 
 def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:

@@ -50,11 +50,17 @@ class Place(NamedTuple):
     name: str
     get: Get
     value: Any
+    form: Any = None
+    """Of a container that stands here alone: what another has to have in common with it to do as well."""
 
     def holds(self) -> bool:
-        """Whether the same value stands there."""
+        """Whether the same value stands there, or one that does as well."""
         now = self.get()
-        return now is self.value or (type(now) is type(self.value) and is_plain(now) and now == self.value)
+        if now is self.value:
+            return True
+        if type(now) is not type(self.value):
+            return False
+        return self.form == _form(now) if self.form is not None else is_plain(now) and now == self.value
 
 
 def always(name: str, value: Any) -> Place:
@@ -64,6 +70,21 @@ def always(name: str, value: Any) -> Place:
 
 def _identity(value: Any) -> Any:
     return value
+
+
+# Containers that may be replaced by others of the same form: what is in them is read through their place.
+_CONTAINERS = (list, tuple, dict)
+
+
+def _form(container: Any) -> Any:
+    """The length of a container, or its keys; None if these cannot be compared."""
+    if type(container) is not dict:
+        return len(container)
+    return tuple(container) if all(map(is_plain, container)) else None
+
+
+def _item(get: Get, key: Any) -> Any:
+    return get()[key]
 
 
 @dataclass
@@ -87,6 +108,7 @@ def outside_of(function: Any) -> Outside:
     """What this callable takes from outside."""
     found = Outside()
     seen: set[int] = set()
+    shared: set[int] = set()
     pending: list[Place] = list(_inside(function, "", frozenset()))
     while pending and len(seen) < _MOST:
         place = pending.pop()
@@ -102,10 +124,32 @@ def outside_of(function: Any) -> Outside:
             found.skipped.append(f"{place.name or 'a container'} with {len(value)} items")
             found.values.append(place)
             continue
-        if _may_change(place):
+        if id(value) in seen:
+            shared.add(id(value))
+        if not _may_change(place):
+            pending.extend(_inside(value, place.name, seen))
+        elif type(value) in _CONTAINERS:
+            found.values.append(place._replace(form=_form(value)))
+            pending.extend(_at(place, seen))
+        else:
             found.values.append(place)
-        pending.extend(_inside(value, place.name, seen))
+            pending.extend(_inside(value, place.name, seen))
+    # What was found in a container is read through one place of it, so all its places have to keep it.
+    found.values = [p._replace(form=None) if id(p.value) in shared else p for p in found.values]
     return found
+
+
+def _at(place: Place, seen: set[int]) -> Iterator[Place]:
+    """What is in the container at this place, whichever that will be."""
+    container = place.value
+    if id(container) in seen:
+        return
+    seen.add(id(container))
+    if not isinstance(container, tuple):
+        yield _length(container, place.name)
+    keys = container if isinstance(container, dict) else range(len(container))
+    for key in keys:
+        yield Place(f"{place.name}[{key!r}]", functools.partial(_item, place.get, key), container[key])
 
 
 def _may_change(place: Place) -> bool:

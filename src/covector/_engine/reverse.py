@@ -78,17 +78,30 @@ def _reach(
             break
     if not outputs:
         return [None] * len(variables)
-    if scope.dead_end:
-        raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
-    if scope.singly:
+    if levels.active() and scope.found.singly:
         graph.refuse_wrong_batches(outputs, cotangents)
     record = scope.must_record(cotangents)
-    pulled = list(graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record))
+    try:
+        pulled = list(
+            graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record)
+        )
+    except RuntimeError as error:
+        _refuse_dead_ends(scope, error)
+        raise
+    refused = record and scope.found.once
     for index, value in enumerate(pulled):
-        if value is not None:
-            value = graph.refused(value, variables) if record and scope.once else value
+        if value is None:
+            _refuse_dead_ends(scope)
+        else:
+            value = graph.refused(value, variables) if refused else value
             pulled[index] = scope.settle(value, variables[index], outputs)
     return pulled
+
+
+def _refuse_dead_ends(scope: Scope, cause: Exception | None = None) -> None:
+    """Say what is the matter, if that is where a pull ended."""
+    if scope.found.dead_end:
+        raise UnsupportedError(graph.NO_SECOND_DERIVATIVE) from cause
 
 
 def _with_graph(
@@ -144,12 +157,13 @@ def record_gradient(
 
     gradients, spec, aux, aux_spec = scope.run(run_twice, leaves, chosen)
     variables, shown = scope.variables, _handed_out(scope, aux)
-    if scope.custom:
+    if scope.found.custom:
         # The backward of a custom Function may lead nowhere; those of torch's own operations do not.
         if graph.once_on_the_way(aux[0], variables):
             raise UnsupportedError(graph.NO_SECOND_DERIVATIVE)
         for gradient in gradients:
             scope.hand_out(gradient)
+        _refuse_dead_ends(scope)
     return Recording(Evaluation(gradients, spec, shown, aux_spec), gradients, variables, scope)
 
 

@@ -61,11 +61,25 @@ here = _Here()
 _lasting = 0
 
 
-class PlainScope:
+class _Surveyed:
+    """Where the graphs of what a run returned lead, which is looked at when somebody has to know."""
+
+    _seen = graph.NOWHERE
+    _unseen: tuple[Tensor, ...] = ()
+
+    @property
+    def found(self) -> graph.Survey:
+        """What all of these lead to."""
+        for output in self._unseen:
+            self._seen |= graph.survey(output)
+        self._unseen = ()
+        return self._seen
+
+
+class PlainScope(_Surveyed):
     """Reverse mode with no nesting level, on detached leaves."""
 
-    # What few runs have; one that has it says so itself.
-    custom = dead_end = once = shared = singly = False
+    shared = False  # what few runs are; one that is says so itself
     _linked = _lasts = False
     _leaves: list[Tensor]
     variables: list[Tensor]
@@ -125,7 +139,7 @@ class PlainScope:
             return True
         if not torch.is_grad_enabled():
             return False
-        if self._linked:
+        if self._linked or self.found.outside:
             return True
         for cotangent in cotangents:
             if cotangent.requires_grad:
@@ -136,23 +150,17 @@ class PlainScope:
         """An output as the caller may have it: without a graph if the caller records none."""
         if not output.requires_grad:
             return output
-        found = graph.survey(output)
-        if found is not graph.NOWHERE:
-            self._note(found)
-            # A pull may be asked for where grad mode is on again.
-            self._linked = self._linked or found.outside
-            if self._connected and found.outside:
-                return output
+        if not self._connected:
+            self._unseen += (output,)
+        else:
+            found = graph.survey(output)
+            if found is not graph.NOWHERE:
+                self._seen |= found
+                if found.outside:
+                    return output
         if forward_ad._current_level < 0:
             return output.detach()
         return detached(output, keep_graph_of_tangent=self._connected)
-
-    def _note(self, found: graph.Survey) -> None:
-        """Keep what the pulls that follow have to know."""
-        self.dead_end = self.dead_end or found.dead_end
-        self.once = self.once or found.once
-        self.custom = self.custom or found.custom
-        self.singly = self.singly or found.singly
 
     def settle(self, pulled: Tensor, variable: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """What was pulled back from outputs to a variable, as the caller may have it."""
@@ -182,7 +190,7 @@ class OpenScope(PlainScope):
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it: as it is."""
-        self._note(graph.survey(output))
+        self._unseen += (output,)
         return output
 
     def close(self, tensor: Tensor) -> Tensor:
@@ -216,10 +224,15 @@ def released(tensor: Tensor) -> Tensor:
     return detached(tensor, keep_graph_of_tangent=torch.is_grad_enabled())
 
 
-class LevelScope:
+class LevelScope(_Surveyed):
     """Reverse mode on a nesting level, inside another transform."""
 
-    custom = dead_end = once = shared = singly = False
+    shared = False
+
+    @property
+    def found(self) -> graph.Survey:
+        """What all of these lead to; on a level, torch itself refuses what has a derivative `once`."""
+        return super().found._replace(once=False)
 
     def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
@@ -251,10 +264,7 @@ class LevelScope:
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""
-        found = graph.survey(output)
-        self.dead_end = self.dead_end or found.dead_end
-        self.custom = self.custom or found.custom
-        self.singly = self.singly or found.singly
+        self._unseen += (output,)
         return levels.unwrap_if_dead(output)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms as peer
 from torch._functorch.autograd_function import autograd_function_apply
 
-from covector._engine import levels, versions
+from covector._engine import graph, levels, versions
 from covector._engine.twice import DifferentiableDistances, differentiable_attention
 from covector.errors import UnsupportedError
 
@@ -26,7 +26,8 @@ T = TypeVar("T")
 class TracedScope:
     """Reverse mode on a nesting level, as `scopes.LevelScope`, in steps that dynamo knows."""
 
-    custom = dead_end = once = singly = shared = False
+    custom = shared = False
+    found = graph.NOWHERE  # there is no graph to look at
 
     def __init__(self, order: int) -> None:
         self._order, self._nested = order, levels.traced_inside()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -49,7 +51,8 @@ def jacobian_of(
 ) -> tuple[Any, Plan]:
     """The Jacobian that a verb asks for, as its caller gets it, and how it was computed."""
     pullback = None
-    if request.is_plain(args, kwargs):
+    again = _was_tall(caller, request)
+    if not again and request.is_plain(args, kwargs):
         pullback = _short_pullback(caller, request, args)
         found = None if pullback is None else _short_rows(pullback, request, args)
         if found is not None:
@@ -57,7 +60,8 @@ def jacobian_of(
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
         return in_blocks(question, args, kwargs)
-    derived = derive(question.problem, request, pullback=pullback)
+    derived = _tall_again(question.problem, request) if again else None
+    derived = derived or derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
 
 
@@ -135,6 +139,40 @@ def _short_rows(pullback: ShortPullback, request: Request, args: Sequence[Any]) 
     return None if rows is None else (rows, Plan(mode, outputs, inputs, outputs, reason))
 
 
+# Functions with so many outputs that forward mode was chosen. Asked again, they are not run to count these,
+# if there are so few inputs that a wrong expectation costs little.
+_tall: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_FEW_INPUTS = 512
+
+
+def _was_tall(caller: Caller, request: Request) -> bool:
+    """Whether forward mode is to be tried first: it was chosen for this function the last time."""
+    # A run less would leave a function that draws other random numbers.
+    left_open = request.mode == "auto" and request.randomness == "error"
+    unlimited = request.max_memory is None and request.work is None
+    return left_open and unlimited and not levels.active() and id(caller.function) in _tall
+
+
+def _tall_again(problem: Problem, request: Request) -> Derived | None:
+    """The Jacobian by forward mode; None if that would not have been chosen this time."""
+    inputs = problem.inputs().size
+    if inputs > _FEW_INPUTS:
+        return None
+    try:
+        derived = by_columns(problem, problem.derivative("forward", go_around=False), request, "")
+    except NOT_FORWARD:
+        return None
+    mode, reason = by_sizes(derived.plan.outputs, inputs)
+    return derived._replace(plan=replace(derived.plan, reason=reason)) if mode == "forward" else None
+
+
+def _remember_tall(function: Any) -> None:
+    try:
+        _tall[id(function)] = function
+    except TypeError:  # nothing can refer to it weakly
+        return
+
+
 def derive(
     problem: Problem, request: Request, choose: Choose = by_sizes, pullback: LinearMap | None = None
 ) -> Derived:
@@ -153,7 +191,10 @@ def derive(
         mode, reason = (mode, reason) if levels.active() else _by_trial(problem, pullback, outputs, inputs)
     if mode == "forward":
         try:
-            return by_columns(problem, problem.derivative("forward", go_around=False), request, reason)
+            derived = by_columns(problem, problem.derivative("forward", go_around=False), request, reason)
+            if choose is by_sizes and not tracing():
+                _remember_tall(problem.caller.function)
+            return derived
         except NOT_FORWARD as error:
             reason = why_not_forward(error)
     return by_rows(problem, pullback, request, reason)
