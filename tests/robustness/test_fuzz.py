@@ -173,6 +173,8 @@ KEPT = [
         function=Function("random", "scalar"),
         keywords={"check_forward_ad": True},
     ),
+    # A direction in another layout than the primal's.
+    Example("hvp", inputs=(Leaf((3,), "float64", "coo"),), function=Function("abs", "scalar")),
     # Nothing to look at.
     Example("gradcheck", inputs=(NO_NUMBERS,), function=Function("backward in place")),
     # Inputs of which one has no gradient.
