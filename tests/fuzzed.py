@@ -26,6 +26,10 @@ class Planted(Exception):
     """What a function of an example raises."""
 
 
+class PlantedOnce(Planted, RuntimeError):
+    """The same, of the class that torch raises where it has no rule, so that another way may be tried."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A tensor to be made."""
@@ -175,6 +179,7 @@ ENDS: dict[str, Callable[[list[Tensor], Tensor], Any]] = {
 MISBEHAVIOURS = (
     "",
     "raises",
+    "fails once",
     "runs out of memory",
     "recurses",
     "recurses for ever",
@@ -222,6 +227,8 @@ class Made:
         kind = self.spec.misbehaviour if now else ""
         if kind == "raises":
             raise Planted(f"run {self.runs}")
+        if kind == "fails once" and self.runs == self.spec.at:
+            raise PlantedOnce(f"run {self.runs}")
         if kind == "runs out of memory":
             raise MemoryError(f"run {self.runs}")
         if kind == "recurses for ever":

@@ -150,6 +150,13 @@ def test_mixing_everything_costs_nothing():
         covector.sparsity(lambda x: (x - x.mean()) * x.norm(), torch.rand(1_000_000))
 
 
+def test_more_entries_than_are_told_apart(monkeypatch):
+    """What was taken for full is not called full without a word."""
+    monkeypatch.setattr("covector.sparsity.dependence.MOST_TOLD_APART", 1000)
+    with pytest.raises(ResourceError, match="or it has so many entries that they were not told apart"):
+        covector.sparsity(lambda x: x * x.roll(1), torch.rand(30_000))
+
+
 def test_the_custom_jvp_is_what_is_followed():
     """Not the formula of the forward pass, which has the same pattern here, but the rule of the Function."""
     assert covector.sparsity(ShiftedSquare.apply, torch.zeros(5)).nnz == 10

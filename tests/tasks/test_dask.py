@@ -90,6 +90,14 @@ def all_workers_are_killed(client):
     assert np.array_equal(found, covector.jacobian(mixing, mode="reverse", chunk_size=2)(POINT).numpy())
 
 
+def a_killed_worker_is_missed(client, folder):
+    """By a scheduler that tries nothing again: what the others survive are real losses."""
+    folder.mkdir()
+    client.cluster.scheduler.allowed_failures = 0
+    with pytest.raises(WorkerError, match=r"the executor lost its workers .*: KilledWorker"):
+        a_worker_is_killed(client, folder)
+
+
 def shut_down(client):
     """An executor that takes no tasks says so."""
     executor = client.get_executor()
@@ -106,6 +114,7 @@ def test_on_a_local_cluster(tmp_path):
         shut_down(client)
         a_worker_is_killed(client, tmp_path)
         all_workers_are_killed(client)
+        a_killed_worker_is_missed(client, tmp_path / "again")
 
 
 CASES = """

@@ -250,6 +250,25 @@ def of_cases(cases: dict[str, Case], *, modes: bool = True) -> pytest.MarkDecora
 each_writing = pytest.mark.parametrize("alone", [False, True], ids=["batched", "one by one"])
 
 
+def each_way_of(cases: dict[str, Case]) -> pytest.MarkDecorator:
+    """Every case in its modes, of both writings at both speeds; two of these four are left to the sweep."""
+    return pytest.mark.parametrize(
+        ("case", "mode", "alone", "fast"),
+        [
+            pytest.param(
+                *row.values,
+                alone,
+                fast,
+                id=f"{row.id}-{'one by one' if alone else 'batched'}-{'fast' if fast else 'exhaustive'}",
+                marks=() if (alone is fast) == (number % 2 == 0) else pytest.mark.sweep,
+            )
+            for number, row in enumerate(of_cases(cases).args[1])
+            for alone in (False, True)
+            for fast in (False, True)
+        ],
+    )
+
+
 # What passes
 
 
@@ -390,9 +409,7 @@ def test_a_wrong_entry_of_a_function_that_cannot_be_batched_costs_no_column_each
 # What fails
 
 
-@each_speed
-@each_writing
-@of_cases(WRONG)
+@each_way_of(WRONG)
 def test_a_wrong_derivative(case: Case, mode: dict[str, Any], alone: bool, fast: bool) -> None:
     """Fails, with its report, within torch's exhaustive count and sixty more."""
     counted = Budgeted(case.function, alone=alone)
@@ -420,9 +437,7 @@ HALF = {
 }
 
 
-@each_speed
-@each_writing
-@of_cases(HALF)
+@each_way_of(HALF)
 def test_a_derivative_off_by_half_of_what_is_allowed(
     case: Case, mode: dict[str, Any], alone: bool, fast: bool
 ) -> None:

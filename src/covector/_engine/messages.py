@@ -36,6 +36,9 @@ _LACKING = {
     ),
     r"unsupported tensor layout: (Sparse\w+)": r"an operation of this backward on \1 tensors",
     r"addmm: computation on \w+ is not implemented for (.+)": r"addmm for \1",
+    r"is_coalesced expected sparse coordinate tensor layout": (
+        "the second derivative by a sparse tensor along a dense one"
+    ),
     r"Sparse division requires a scalar": "a division by a sparse tensor",
     r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
 }

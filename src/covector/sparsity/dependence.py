@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 NONE, ALL = 0, 1
 _FIXED = 2
 # A table of sets with more entries than this is not made: its sets become ALL, which is never too few.
-_MOST_ENTRIES = 100_000_000
+MOST_TOLD_APART = 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def _pairs(left: Any, first: Tensor, right: Any, second: Tensor) -> Dependence |
     entries = np.diff(left.indptr)[rows].sum(dtype=np.int64) + np.diff(right.indptr)[columns].sum(
         dtype=np.int64
     )
-    if entries > _MOST_ENTRIES:
+    if entries > MOST_TOLD_APART:
         return None
     table, numbers = _appended(_identity(left.shape[1])[:_FIXED], left[rows] + right[columns])
     return Dependence(torch.from_numpy(numbers[place]), table)
@@ -157,7 +157,7 @@ def united_groups(ids: Tensor, starts: Integers, sets: Any) -> Dependence:
         groups = filled[several]
         if len(groups):
             members, indptr = _members(flat, starts, groups)
-            if float(np.diff(sets.indptr)[members].sum()) > 8.0 * _MOST_ENTRIES:
+            if float(np.diff(sets.indptr)[members].sum()) > 8.0 * MOST_TOLD_APART:
                 result[groups] = ALL
             else:
                 ones = np.ones(len(members), dtype=bool)

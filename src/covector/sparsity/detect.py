@@ -20,7 +20,7 @@ from covector._engine.memory import give_back
 from covector._engine.reverse import Run
 from covector._tree import Arguments, Evaluation
 from covector.errors import Caller, ResourceError
-from covector.sparsity.dependence import ALL, Dependence
+from covector.sparsity.dependence import ALL, MOST_TOLD_APART, Dependence
 from covector.sparsity.pattern import SparsityPattern
 from covector.sparsity.rules.table import rule_of
 from covector.sparsity.tracker import NoTangents, Tracker
@@ -165,6 +165,7 @@ def _check_size(caller: Caller, found: Dependence) -> None:
     if full > _MOST_ENTRIES:
         raise ResourceError(
             f"{caller}: {full // max(found.inputs, 1)} rows of {found.inputs} entries are full, so the "
-            "derivative is not "
-            "sparse. Use jacobian or products (jvp, vjp, hvp); or pass a pattern of your own."
+            "derivative is not sparse; or it has so many entries that they were not told apart (at most "
+            f"{MOST_TOLD_APART:,} are). Use jacobian or products (jvp, vjp, hvp); or pass a pattern of your "
+            "own."
         )

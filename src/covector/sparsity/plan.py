@@ -207,14 +207,15 @@ class SparsePlan(Plan):
             evaluation = derivative.evaluation if self.derivative.symmetric else None
         if self.coloring.reverse:
             derivative = self.pullback(arguments)
-            evaluation = derivative.evaluation
             parts.append(self._applied(derivative, self._row_groups))
+            evaluation = derivative.evaluation
         return parts, evaluation
 
     def pullback(self, arguments: Arguments) -> LinearMap:
         """V -> J^T v at a point where the function returns what the plan was made for."""
         derivative = self.derivative.reverse(arguments)
-        self._require_outputs(sum(output.numel() for output in derivative.evaluation.outputs))
+        if not self.derivative.symmetric:  # a gradient has as many numbers as its inputs
+            self._require_outputs(sum(output.numel() for output in derivative.evaluation.outputs))
         return derivative
 
     def _require_outputs(self, size: int) -> None:
