@@ -37,6 +37,11 @@ class Case:
         jacobians = self.evidence.jacobians
         return jacobians is not None and not jacobians.whole
 
+    @property
+    def in_a_sample(self) -> str:
+        """The words for it, if the rules see some entries only."""
+        return " in a sample" if self.is_sampled else ""
+
     def others_over(self, suspect: Suspect, side: Side) -> Iterator[tuple[Tensor, str]]:
         """The name of each other input that can be broadcast over a tensor, and its value at each place."""
         jacobians, index = self.evidence.jacobians, side.index

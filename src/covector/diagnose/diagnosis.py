@@ -132,7 +132,6 @@ def _tested(rule: Rule, where: set[str], case: Case) -> str:
         return ""
     mine = sum(int(s.bad.sum()) for s in case.suspects if s.where in where)
     every = sum(int(s.bad.sum()) for s in case.suspects)
-    sample = " in a sample" if case.is_sampled else ""
     if rule.places:
-        return f"{mine} of {every} wrong entries{sample} lie there"
-    return f"explains {mine} of {every} wrong entries{sample}"
+        return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
+    return f"explains {mine} of {every} wrong entries{case.in_a_sample}"

@@ -33,10 +33,9 @@ def another_element(case: Case) -> Iterator[Observation]:
         wrong = (true != got).any(1)
         if not torch.equal(wrong, s.bad[seen].any(1)):
             continue
-        sample = " in a sample" if case.is_sampled else ""
         text = (
             f"each output takes one element of {s.inputs.name}, and the {case.noun} goes to another one"
-            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs{sample}"
+            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs{case.in_a_sample}"
         )
         yield Observation(text, 0.95, s.where)
 

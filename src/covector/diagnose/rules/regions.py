@@ -81,7 +81,7 @@ def few_elements(case: Case) -> Iterator[Observation]:
             continue
         names = listed([_named(p.side, index) for index in p.wrong])
         single = ", in one entry of the Jacobian" if int(s.bad.sum()) == 1 else ""
-        right = f", and right at {int(p.right.sum())} others in a sample" if case.is_sampled else ""
+        right = f", and right at {int(p.right.sum())} others{case.in_a_sample}" if case.is_sampled else ""
         only = "" if case.is_sampled else " only"
         text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
@@ -96,9 +96,8 @@ def masked(case: Case) -> Iterator[Observation]:
             continue
         if not bool(s.exact[:, ~unused].all()):
             continue
-        sample = " in a sample" if case.is_sampled else ""
         text = (
-            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{sample}"
+            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{case.in_a_sample}"
             f"{_alike(s, unused)}, and the {case.noun} there is not zero; elsewhere it is right"
         )
         yield Observation(text, 0.93, s.where)
@@ -146,7 +145,8 @@ def one_slice(case: Case) -> Iterator[Observation]:
             if not p.exactly(p.index[:, axis] == at):
                 continue
             what = f"{_SLICES[axis]} {at}" if len(p.shape) == 2 else f"index {at} of dimension {axis}"
-            text = f"the {case.noun} is wrong in {what} of {p.side.name} and right elsewhere{manner(s)}"
+            where = f"in {what} of {p.side.name} and right elsewhere{case.in_a_sample}"
+            text = f"the {case.noun} is wrong {where}{manner(s)}"
             yield Observation(text, p.confidence(0.93), s.where)
 
 
@@ -154,7 +154,8 @@ def diagonal(case: Case) -> Iterator[Observation]:
     """The diagonal of a matrix is wrong."""
     for s, p in _elements(case):
         if len(p.shape) == 2 and len(p.wrong) > 1 and p.exactly(p.index[:, 0] == p.index[:, 1]):
-            text = f"the {case.noun} is wrong on the diagonal of {p.side.name} and right elsewhere{manner(s)}"
+            where = f"on the diagonal of {p.side.name} and right elsewhere{case.in_a_sample}"
+            text = f"the {case.noun} is wrong {where}{manner(s)}"
             yield Observation(text, p.confidence(0.94), s.where)
 
 
@@ -181,7 +182,8 @@ def boundary(case: Case) -> Iterator[Observation]:
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
             if p.exactly(region):
-                text = f"the {case.noun} is wrong at {what} of {p.side.name} and right inside{manner(s)}"
+                where = f"at {what} of {p.side.name} and right inside{case.in_a_sample}"
+                text = f"the {case.noun} is wrong {where}{manner(s)}"
                 # Two elements may be wrong for what they hold: a reason that says so is named first.
                 yield Observation(text, p.confidence(0.95 if len(p.wrong) > 2 else 0.8), s.where)
 
@@ -201,7 +203,7 @@ def negative(case: Case) -> Iterator[Observation]:
         sure = 0.95 * (1 - 0.5 ** (wrong.numel() + right.numel() - 1))
         for what, sign in (("negative", -1), ("positive", 1)):
             if bool((sign * wrong > 0).all()) and bool((sign * right <= 0).all()):
-                place = f"where {s.inputs.name} is {what} and right elsewhere"
+                place = f"where {s.inputs.name} is {what} and right elsewhere{case.in_a_sample}"
                 yield Observation(f"the {case.noun} is wrong {place}{manner(s)}", sure, s.where)
 
 
