@@ -31,8 +31,8 @@ each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list
 
 
 def a_share() -> float:
-    """How many runs a fast check may take beyond those of one that agrees at once."""
-    return constants.HALVING_SHARE * 2 * MANY + 250
+    """How many runs a fast check may take: to halve a direction, and of some columns for the report."""
+    return constants.HALVING_SHARE * 2 * MANY + 2 * constants.WHOLE_COLUMNS
 
 
 @each_function

@@ -9,6 +9,7 @@ import torch
 import covector
 from covector._tree import Arguments
 from covector.errors import Caller
+from covector.verify import constants
 from covector.verify.analytic import ReverseMap
 from covector.verify.examine import Compared, Examiner
 from covector.verify.locate import columns_apart
@@ -152,14 +153,14 @@ def test_of_large_outputs_directions_have_longer_steps_and_are_extrapolated(fast
 
 
 def test_many_wrong_entries_do_not_cost_every_column():
-    """One wrong entry decides; it is found by halving, not by moving every column."""
+    """One wrong entry decides; it is found by halving, and some columns are moved for the report."""
 
     def scaled(x):
         return x.sin() + 0.1 * (x.cos().detach() * (x - x.detach()))
 
     report = covector.check(scaled, drawn(1000))
     assert not report
-    assert report.evaluations < 300
+    assert report.evaluations < 2 * constants.WHOLE_COLUMNS
 
 
 def test_columns_that_disagree_by_themselves_are_found_by_halving() -> None:

@@ -71,10 +71,19 @@ class _Decision:
         return self._parts_agree(remaining) if look.columns is None else self._entries_pass(remaining)
 
     def _entries_pass(self, suspects: Compared) -> bool:
-        """Whether every entry of single columns passes."""
+        """Whether every entry of single columns passes: the worst columns first, as many as memory allows."""
         columns, steps = suspects.look.columns, self._steps(suspects)[:, 0]
         assert columns is not None
-        return Entries(self._examiner, self._record, columns, steps, suspects.differences).pass_all()
+        size = max(constants.WHOLE_COLUMNS, constants.BATCH_BYTES // (8 * self._numeric.problem.outputs.size))
+        for start in range(0, len(columns), size):
+            some = slice(start, start + size)
+            entries = Entries(
+                self._examiner, self._record, columns[some], steps[some], suspects.differences[some]
+            )
+            if not entries.pass_all():
+                self._record.cut_short |= start + size < len(columns)
+                return False
+        return True
 
     def _steps(self, suspects: Compared) -> np.ndarray:
         return suspects.look.steps(self._numeric, suspects.length)
