@@ -337,3 +337,25 @@ beside.wrong(
 )
 beside.right("small beside large, right", lambda x: (1e9 * x.sum(), 1e-3 * x.sin()), leaves((5,)))
 beside.right("a diagonal of 1e7", lambda x: MATRIX @ x, leaves((6,)))
+
+# --- a column whose step is tried on others
+
+neighbours = Table("another column's step", HOLES)
+
+
+def lost_beside(function: Callable[[Tensor], Tensor], lost: bool) -> Callable[[Tensor], Tensor]:
+    """A function that needs short steps, and one in single precision, of which the derivative may be lost."""
+    return lambda x: torch.stack([function(x[0]), (x[1].detach() if lost else x[1]).float().double()])
+
+
+for _name, _function, _near in (
+    ("a kink", torch.abs, 2e-8),
+    ("a root", torch.sqrt, 1e-10),
+    ("a logarithm", torch.log, 1e-8),
+    ("a pole", torch.reciprocal, 1e-6),
+):
+    neighbours.wrong(f"lost beside {_name}", lost_beside(_function, lost=True), at(_near, 0.7))
+    neighbours.right(
+        f"beside {_name}", lost_beside(_function, lost=False), at(_near, 0.7), undecided="steps of 6e-8"
+    )
+neighbours.right("flat beside kinks", torch.relu, at(-2e-8, 3e-8, -1e-7, 2e-7, -3e-7, 0.5))

@@ -1314,3 +1314,33 @@ def test_a_mistake_of_the_judge_is_not_blamed_on_the_derivative(monkeypatch):
     monkeypatch.setattr("covector.verify.slopes._typical", None)
     with pytest.raises(TypeError, match="not callable"):
         covector.check(doubled(torch.sin), random(3))
+
+
+def test_entries_beside_a_pole_are_not_listed_as_wrong():
+    """The difference at a pole is no estimate, and tells nothing of other columns."""
+    factors = torch.tensor([1.0, 1.0, 1.05, 1.0], dtype=DOUBLE)
+    function = custom(torch.reciprocal, lambda x, g: -g / x**2 * factors)
+    report = report_of(function, torch.tensor([1e-6, 1.0, -2.0, 3.0], dtype=DOUBLE, requires_grad=True))
+    (only,) = report.worst.mismatches
+    assert only.entry.input == "x[2]"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("shape", [(16, 64, 40), (32, 128, 100)])
+def test_a_large_product_in_single_precision_takes_few_runs(shape, fast):
+    """Its rounding error is measured along the random cotangents, and no Jacobian is made."""
+    rows, inner, columns = shape
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(rows, inner, generator=generator)
+        weight = torch.randn(inner, columns, generator=generator).requires_grad_()
+        wrong = torch.ones(inner, columns)
+        right = lambda w, x=x: custom(lambda w: x.to(w.dtype) @ w, lambda w, g: x.to(w.dtype).mT @ g)(w)
+        report = report_of(right, weight, fast_mode=fast)
+        assert report.outcome is PASSED
+        assert report.evaluations < 40
+        wrong[3, 5] = 1.05
+        pull = lambda w, g, x=x: (x.to(w.dtype).mT @ g) * wrong.to(w.dtype)
+        report = report_of(custom(lambda w, x=x: x.to(w.dtype) @ w, pull), weight, fast_mode=fast)
+        assert report.outcome is FAILED
+        assert "[3, 5]" in report.worst.mismatches[0].entry.input

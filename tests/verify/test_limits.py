@@ -428,3 +428,15 @@ def test_a_backward_that_refuses_an_expanded_cotangent_is_rejected(fast: bool) -
     report = covector.check(ruled(torch.sin, pull), leaves((5,))(), fast_mode=fast)
     assert report.outcome is Outcome.FAILED
     assert "expanded" in report.worst.summary
+
+
+@both_modes
+@pytest.mark.parametrize("passing", [False, True], ids=["alone", "beside steps"])
+def test_a_wave_of_the_size_of_another_columns_steps_can_pass(passing: bool, fast: bool) -> None:
+    """The step that suits a column of steps is longer than the wave, and shows its mean slope, 1 for 1.3."""
+    size, rate = 3e-6, 1e5
+    wave = lambda t: t + 0.3 / rate * torch.sin(rate * (t - 1))
+    steps = (lambda t: torch.round(t / size) * size) if passing else (lambda t: t.clone())
+    function = ruled(lambda x: torch.stack([steps(x[0]), wave(x[1])]), lambda g, x: g.clone())
+    x = torch.tensor([round(0.7 / size) * size, 1.0], dtype=torch.float64, requires_grad=True)
+    assert passes(function, x, fast_mode=fast) is passing

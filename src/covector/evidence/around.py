@@ -76,10 +76,11 @@ class Differences:
         at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
         for part in new.split(at_once) if new.numel() else ():
             self._numeric.limit = self._numeric.runs + 2 * len(part)
-            slopes, bounds = self._numeric.columns(part.numpy())
+            slopes, _ = self._numeric.columns(part.numpy())
+            noise = self._numeric.bounds(np.zeros_like(slopes), np.arange(len(slopes)), part.numpy())
             for i, column in enumerate(part.tolist()):
                 # What is not finite is kept too.
-                rows = (~(abs(slopes[:, i]) <= bounds[:, i])).nonzero()[0]
+                rows = (~(abs(slopes[:, i]) <= noise[:, i])).nonzero()[0]
                 self._known[column] = rows, slopes[rows, i]
 
 

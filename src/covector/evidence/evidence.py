@@ -94,7 +94,8 @@ class Evidence:
             return None
         with self._attempt():
             pulled = self.run.reverse.pulled_coordinates
-            for dtype in COARSE if int(pulled.count_nonzero()) >= _SEVERAL else ():
+            # A clipped gradient is one number many times, which any dtype may hold.
+            for dtype in COARSE if pulled.abs().unique().numel() > _SEVERAL else ():
                 if torch.equal(pulled, pulled.to(dtype).to(pulled.dtype)):
                     return dtype
         return None

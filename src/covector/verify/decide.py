@@ -13,7 +13,7 @@ from covector.verify.analytic import Analytic
 from covector.verify.entries import Entries
 from covector.verify.examine import Compared, Examiner
 from covector.verify.finding import Outcome
-from covector.verify.judge import judge
+from covector.verify.judge import ColumnJudgement, judge
 from covector.verify.locate import columns_apart, locate_row
 from covector.verify.looks import Look, ladder
 from covector.verify.numeric import BudgetSpent, Numeric
@@ -75,14 +75,16 @@ class _Decision:
         columns, steps = suspects.look.columns, self._steps(suspects)[:, 0]
         assert columns is not None
         size = max(constants.WHOLE_COLUMNS, constants.BATCH_BYTES // (8 * self._numeric.problem.outputs.size))
+        learnt: ColumnJudgement | None = None
         for start in range(0, len(columns), size):
-            some = slice(start, start + size)
+            at = slice(start, start + size)
             entries = Entries(
-                self._examiner, self._record, columns[some], steps[some], suspects.differences[some]
+                self._examiner, self._record, columns[at], steps[at], suspects.differences[at], learnt
             )
             if not entries.pass_all():
                 self._record.cut_short |= start + size < len(columns)
                 return False
+            learnt = entries.learnt
         return True
 
     def _steps(self, suspects: Compared) -> np.ndarray:

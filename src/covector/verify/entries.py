@@ -32,6 +32,7 @@ class Entries:
         columns: np.ndarray,
         steps: np.ndarray,
         differences: np.ndarray,
+        learnt: ColumnJudgement | None = None,
     ) -> None:
         self._numeric, self._tol, self._record, self._columns = (
             examiner.numeric,
@@ -46,8 +47,10 @@ class Entries:
         record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
         self._doubt_zeros(slopes, steps)
-        self._learnt: ColumnJudgement | None = None
+        self.learnt = learnt
         """Of which column the step is tried on the others."""
+        self._in_steps: set[int] = set()
+        """Columns of which that step seems to lie between two steps of the function."""
 
     def _doubt_zeros(self, slopes: np.ndarray, steps: np.ndarray) -> None:
         """Look again, with longer steps, at entries that are zero in both and would not show otherwise.
@@ -78,14 +81,15 @@ class Entries:
     def pass_all(self) -> bool:
         """Whether every entry passes."""
         self._set_undefined_aside()
+        if self.learnt is not None:
+            self._try_step_of(self.learnt)
         while (self._severity > 1).any():
             judged = self._judge_worst()
-            # Where noise decides about the worst entry, it does about the others.
-            noisy = judged.entries[0].mismatch.note == NOISY
-            if self._record.failed or noisy:
+            if self._record.failed:
                 self._record.cut_short = bool((self._severity > 1).any())
                 return False
-            self._learn(judged)
+            if judged.entries[0].mismatch.note != NOISY:
+                self._learn(judged)
         return not self._record.undecided
 
     def _judge_worst(self) -> ColumnJudgement:
@@ -96,7 +100,9 @@ class Entries:
         rows = np.flatnonzero(self._severity[:, place] > 1)
         rows = rows[np.argsort(-self._severity[rows, place], kind="stable")][:NAMED]
         column, values = int(self._columns[place]), self._analytic[rows, place].tolist()
-        first = None if self._learnt is None else float(self._steps_like(self._learnt, [column])[0])
+        first = None
+        if self.learnt is not None and column not in self._in_steps:
+            first = float(self._steps_like(self.learnt, [column])[0])
         judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column), first)
         self._record.add_column(column, judged)
         self._severity[rows, place] = 0.0
@@ -127,13 +133,18 @@ class Entries:
             return np.where(hidden & (error > 0), np.maximum(severity, _HIDDEN), severity)
 
     def _learn(self, judged: ColumnJudgement) -> None:
-        """Difference the other suspect columns with the step that suited the one that was judged."""
-        places = np.flatnonzero((self._severity > 1).any(0))
+        """Keep the step that suited the column that was judged first, if it is not the usual one."""
         column = judged.entries[0].mismatch.column
         length = judged.length / float(self._numeric.steps.array(self._numeric.eps)[column])
-        if self._learnt is not None or length == 0.0 or 0.5 < length < 2 or len(places) == 0:
+        if self.learnt is None and length != 0.0 and not 0.5 < length < 2:
+            self.learnt = judged
+            self._try_step_of(judged)
+
+    def _try_step_of(self, judged: ColumnJudgement) -> None:
+        """Difference the other suspect columns with the step that suited the one that was judged."""
+        places = np.flatnonzero((self._severity > 1).any(0))
+        if len(places) == 0:
             return
-        self._learnt = judged
         self._numeric.limit += 2 * len(places)
         value, columns = self._numeric.problem.value, self._columns[places]
         steps = self._steps_like(judged, columns)
@@ -146,7 +157,24 @@ class Entries:
                 slack = self._tol.atol + self._tol.rtol * np.maximum(abs(left), abs(right))
                 low, high = np.minimum(left, right) - slack, np.maximum(left, right) + slack
                 again = np.where((low <= analytic) & (analytic <= high), 0.0, again)
+        again = np.where(self._may_be_flat(columns, analytic, left + right), again, np.inf)
         self._severity[:, places] = np.minimum(self._severity[:, places], again)
+
+    def _may_be_flat(self, columns: np.ndarray, analytic: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """Where an entry that does not move with another step may be zero, though it did with the usual one.
+
+        Next to a kink one side does not move, with the usual step either. A function that moves in steps,
+        such as one in single precision, is flat between them.
+        """
+        flat = (moved == 0) & (analytic == 0)
+        some = np.flatnonzero(flat.any(0))
+        if len(some) == 0:
+            return ~flat
+        steps = self._numeric.steps.array(self._numeric.eps)[columns[some]]
+        least = constants.SIGMAS * self._numeric.noise + self._tol.atol * abs(steps[:, None])
+        flat[:, some] &= (self._numeric.moved_least(columns[some]) > least).T
+        self._in_steps.update(columns[flat.any(0)].tolist())
+        return ~flat
 
     def _steps_like(self, judged: ColumnJudgement, columns: Sequence[int] | np.ndarray) -> np.ndarray:
         """Steps in the same proportion to each coordinate, or to its scale, as suited the judged column."""

@@ -87,7 +87,7 @@ def judge(
     if best is None:
         return ColumnJudgement(entries, stencils, None, 0.0, numeric.noise)
     slope = float(best.value[row])
-    numeric.learn_truncation(float(stencils.taken[0].central[row]), slope)
+    numeric.learn_truncation(column, float(stencils.taken[0].central[row]), slope)
     # The truncation error of a central difference is in proportion to the square of the step.
     truncation, allowed = abs(float(best.central[row]) - slope), tol.allowed(slope) / 4
     shorter = 1.0 if truncation <= allowed else float(np.sqrt(allowed / truncation))

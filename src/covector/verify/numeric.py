@@ -45,12 +45,13 @@ class Numeric:
         self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
         self.runs = 0
         self.limit = constants.EXTRA_RUNS
-        self.truncation = 0.0
-        """What share of a slope a difference with the usual step was found to be off by."""
+        self._truncation: dict[int, float] = {}
+        """What share of a slope a difference with the usual step was found to be off by, by column."""
         self.refusal: BaseException | None = None
         self._bytes = constants.BATCH_BYTES if batch_bytes is None else batch_bytes
         self._seed = seed
         self._kept: np.ndarray | None = None
+        self._ahead: np.ndarray | None = None
         self._known = np.zeros(0, dtype=bool)
         self._trusted: bool | None = None if self._stackable else False
 
@@ -235,13 +236,30 @@ class Numeric:
         usual = np.array_equal(steps, self.steps.array(self.eps)[columns])
         if usual and self._kept is not None and bool(self._known[columns].all()):
             return self._kept[columns]
-        differences = _halved(*self.sides(columns, steps))
+        plus, minus = self.sides(columns, steps)
         height, width = self.problem.shape
-        if usual and 8 * height * width <= self._bytes:
-            if self._kept is None:
-                self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
-            self._kept[columns], self._known[columns] = differences, True
-        return differences
+        if not usual or 8 * height * width > self._bytes:
+            return _halved(plus, minus)
+        if self._kept is None:
+            self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
+            self._ahead = np.empty((width, height)) if 16 * height * width <= self._bytes else None
+        if self._ahead is not None:
+            self._ahead[columns] = plus
+        self._kept[columns], self._known[columns] = _halved(plus, minus), True
+        return self._kept[columns]
+
+    def moved_least(self, columns: np.ndarray) -> np.ndarray:
+        """How far the outputs move to the side on which they move less, with the usual steps."""
+        if self._kept is not None and self._ahead is not None and bool(self._known[columns].all()):
+            plus = self._ahead[columns]
+            minus = plus - 2 * self._kept[columns]
+        else:
+            self.limit += 2 * len(columns)
+            plus, minus = self.sides(columns, self.steps.array(self.eps)[columns])
+        value = self.problem.value
+        with np.errstate(all="ignore"):
+            least: np.ndarray = np.minimum(abs(plus - value), abs(minus - value))
+        return least
 
     @property
     def knows_columns(self) -> bool:
@@ -260,12 +278,15 @@ class Numeric:
         steps = self.steps.array(self.eps)[which]
         with np.errstate(all="ignore"):
             noise = constants.SIGMAS * self.noise[rows][:, None] / abs(steps)
-        return noise + 2 * self.truncation * abs(slopes)
+        # What is off by more than a tenth is next to a kink or a pole, and tells nothing of other columns.
+        others = max((share for share in self._truncation.values() if share < 0.1), default=0.0)
+        share = np.array([self._truncation.get(column, others) for column in which.tolist()])
+        return noise + 2 * share * abs(slopes)
 
-    def learn_truncation(self, central: float, slope: float) -> None:
+    def learn_truncation(self, column: int, central: float, slope: float) -> None:
         """A central difference with the usual step was off by this much."""
         share = abs(central - slope) / abs(slope) if slope else 0.0
-        self.truncation = max(self.truncation, min(share, 1.0) if share == share else 0.0)
+        self._truncation[column] = min(share, 1.0) if share == share else 0.0
 
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
