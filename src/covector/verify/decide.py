@@ -94,8 +94,7 @@ class _Decision:
         """Whether directions disagree because of a few columns, and these are right all the same."""
         look, every, all_runs = suspects.look, np.arange(suspects.look.width), 2 * suspects.look.width
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
-        most = all_runs * (1.0 if self._spares_columns else constants.HALVING_SHARE)
-        if suspects.hidden(self._tol).any() or halving > most:
+        if not self._spares_columns or suspects.hidden(self._tol).any() or halving > all_runs:
             return False
         self._numeric.limit += int(constants.HALVING_SHARE * all_runs)
         allowed = suspects.noise + look.share * self._tol.atol * suspects.least

@@ -17,7 +17,7 @@ import numpy as np
 
 from covector.errors import described
 from covector.verify import constants
-from covector.verify.finding import Entry, Mismatch, Outcome
+from covector.verify.finding import Mismatch, Outcome
 from covector.verify.numeric import BudgetSpent, Numeric
 from covector.verify.slopes import Slopes, Stencils, slopes_of
 from covector.verify.tolerance import Tolerance
@@ -181,7 +181,9 @@ def decide_entry(
     shown = best or stencils.taken[0]
     value, bound = float(shown.value[row]), float(shown.bound[row])
     allowed = tol.allowed(value)
-    mismatch = Mismatch(_entry(numeric, row, column), analytic, value, bound, allowed, row=row, column=column)
+    mismatch = Mismatch(
+        numeric.problem.entry(row, column), analytic, value, bound, allowed, row=row, column=column
+    )
 
     def outcome(which: Outcome, note: str = "", kink: bool = False) -> Judgement:
         return Judgement(which, replace(mismatch, note=note), kink)
@@ -214,17 +216,10 @@ def decide_entry(
 def outside(numeric: Numeric, row: int, column: int, analytic: float) -> Judgement:
     """An entry of an output that is not finite at the point itself."""
     nan = float("nan")
-    entry = _entry(numeric, row, column)
+    entry = numeric.problem.entry(row, column)
     return Judgement(
         Outcome.INCONCLUSIVE,
         Mismatch(entry, analytic, nan, nan, nan, f"{OUTSIDE} around this point", row, column),
-    )
-
-
-def _entry(numeric: Numeric, row: int, column: int) -> Entry:
-    problem = numeric.problem
-    return Entry(
-        problem.outputs.label(row, problem.output_names), problem.inputs.label(column, problem.input_names)
     )
 
 

@@ -68,16 +68,12 @@ class Look:
     def steps(self, numeric: Numeric, length: float) -> np.ndarray:
         """The steps that are really made: a point is rounded."""
         if self.columns is not None and length == 1:
-            return self._of(numeric.steps.array(numeric.eps))
+            return numeric.steps.array(numeric.eps)[self.columns, None]
         steps = np.empty(self.weights.shape)
         for span in self._spans():
             wanted, columns = self._wanted(numeric, length, span)
             steps[:, span] = steps_made(numeric.problem.point[columns], wanted)
         return steps
-
-    def _of(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers of all columns, for those that each direction moves; without a copy of all of them."""
-        return numbers[..., None, :] if self.columns is None else numbers[..., self.columns, None]
 
     def _wanted(self, numeric: Numeric, length: float, span: slice) -> tuple[np.ndarray, Columns]:
         """The steps of some columns before rounding, and which these are."""
@@ -107,7 +103,10 @@ class Look:
         return products
 
     def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
-        """The rounding error of each answer, as a standard deviation: that of the outputs."""
+        """The rounding error of each answer, as a standard deviation: that of the outputs.
+
+        The first cotangent weighs every output the most.
+        """
         noise = numeric.noise
         with np.errstate(all="ignore"):  # in place: there may be many numbers
             noise *= analytic.cotangents[0]

@@ -21,7 +21,7 @@ from covector._engine.levels import GradMode
 from covector._engine.rounding import RandomRounding
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
-from covector.verify.finding import NAMED, Entry, Mismatch, Outcome
+from covector.verify.finding import NAMED, Mismatch, Outcome
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.tolerance import Tolerance
@@ -154,7 +154,7 @@ def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> D
     for row, column in zip(rows[order].tolist(), at[order].tolist(), strict=True):
         a, n, bound, limit = (float(part[row, column]) for part in (got, expected, noise, allowed))
         at_column = int(looked_at[column])
-        shown.append(Mismatch(_entry(low.problem, row, at_column), a, n, bound, limit, "", row, at_column))
+        shown.append(Mismatch(low.problem.entry(row, at_column), a, n, bound, limit, "", row, at_column))
     visible = float(np.where(np.isfinite(allowed), allowed, 0.0).max(initial=0.0))
     return Differing(tuple(shown), len(rows), visible)
 
@@ -163,9 +163,3 @@ def _bad(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarr
     """Where two derivatives differ by more than is allowed; what is not finite in both does not."""
     wrong = ~(abs(got - expected) <= allowed) & (got != expected)
     return wrong & ~(np.isnan(got) & np.isnan(expected))
-
-
-def _entry(problem: Problem, row: int, column: int) -> Entry:
-    return Entry(
-        problem.outputs.label(row, problem.output_names), problem.inputs.label(column, problem.input_names)
-    )

@@ -25,6 +25,7 @@ from covector._lazy import lazy
 from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
+from covector.verify.finding import Entry
 from covector.verify.leaves import doubled, guarded, has_value, is_differentiable, same_bits, shifted
 from covector.verify.likes import tensors_for_outputs
 
@@ -197,6 +198,10 @@ class Problem:
     def shape(self) -> tuple[int, int]:
         """Of the Jacobian."""
         return self.outputs.size, self.inputs.size
+
+    def entry(self, row: int, column: int) -> Entry:
+        """The name of an entry of the Jacobian."""
+        return Entry(self.outputs.label(row, self.output_names), self.inputs.label(column, self.input_names))
 
     # What the function and its tensors are like.
 
