@@ -9,7 +9,7 @@ import numpy as np
 from covector.verify import constants
 from covector.verify.examine import Examiner
 from covector.verify.finding import NAMED
-from covector.verify.judge import NOISY, ColumnJudgement, judge, outside
+from covector.verify.judge import NOISY, OUTSIDE, ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
 # How bad an entry is taken to be that cannot be computed, and is zero analytically.
@@ -106,6 +106,13 @@ class Entries:
         judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column), first)
         self._record.add_column(column, judged)
         self._severity[rows, place] = 0.0
+        if judged.entries[0].mismatch.note.startswith(OUTSIDE):
+            # The same is to be said of all other rows of this column that are not finite.
+            undefined = ~np.any([np.isfinite(one.value) for one in judged.stencils.taken], axis=0)
+            if not np.isfinite(values[0]):
+                undefined |= ~np.isfinite(self._analytic[:, place])
+            self._record.cut_short |= bool((self._severity[undefined, place] > 1).any())
+            self._severity[undefined, place] = 0.0
         return judged
 
     def _set_undefined_aside(self) -> None:
