@@ -440,3 +440,14 @@ def test_a_wave_of_the_size_of_another_columns_steps_can_pass(passing: bool, fas
     function = ruled(lambda x: torch.stack([steps(x[0]), wave(x[1])]), lambda g, x: g.clone())
     x = torch.tensor([round(0.7 / size) * size, 1.0], dtype=torch.float64, requires_grad=True)
     assert passes(function, x, fast_mode=fast) is passing
+
+
+@both_modes
+@pytest.mark.parametrize("passing", [False, True], ids=["alone", "beside a kink"])
+def test_a_bend_of_the_width_of_the_step_beside_a_kink_can_pass(passing: bool, fast: bool) -> None:
+    """The slope is 2 at the point, and 1 beyond 1e-6 of it."""
+    width, first = 1e-6, torch.abs if passing else torch.clone
+    bend = lambda t: t + width * torch.tanh((t - 0.7) / width)
+    function = ruled(lambda x: torch.stack([first(x[0]), bend(x[1])]), lambda g, x: g.clone())
+    x = torch.tensor([2e-8, 0.7], dtype=torch.float64, requires_grad=True)
+    assert passes(function, x, fast_mode=fast) is passing

@@ -144,7 +144,8 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         summary = f"{what} disagrees with differences along random directions, and no few columns explain it"
         advice = "Kinks or noise do this too. fast_mode=False moves every column, max_entries= a few."
     elif verdict.outcome is Outcome.INCONCLUSIVE:
-        summary = "the noise of the difference exceeds the tolerance"
+        reasons = [m.note for m in verdict.mismatches if m.note]
+        summary = reasons[0] if reasons else "the noise of the difference exceeds the tolerance"
     elif notes and all(note.startswith("not differentiable") for note in notes):
         summary = "the function is not differentiable at this point"
     return Finding(

@@ -159,7 +159,7 @@ RULES = (
         "transposed",
         axes.transposed,
         "the gradient, the cotangent or a matrix in it is transposed",
-        "a transpose that is missing or one too many",
+        "a transpose that is missing or one too many; of a filter by FFT, a conjugate",
         (
             "swapped inputs",
             "another input",
