@@ -1,8 +1,9 @@
 """A derivative in low precision: what it is held against, and how far rounding may put it off.
 
 If the function takes double precision, its derivative is checked there, and the one in low precision is held
-against that, entry by entry. Beyond the tolerance an entry may be off by its own rounding error, which is
-measured: the function and its derivative are run a few times more with every operation rounded at random.
+against that, entry by entry; of many columns, in those that differ along the random cotangents. Beyond the
+tolerance an entry may be off by its own rounding error, which is measured: the function and its derivative
+are run a few times more with every operation rounded at random.
 
 That the function is the same in double precision is an assumption, and is tested: its values have to agree
 at the point to within the same kind of noise, and where the derivatives differ, away from it too. If they do
