@@ -90,10 +90,6 @@ shrink at a kink: between two lengths it has to keep this share of itself."""
 
 # What a check may take.
 
-ROUNDINGS = 64
-"""How many times its rounding error a direction may be off by the rounding of what many outputs share, such
-as a mean."""
-
 WHOLE_COLUMNS = 256
 """Up to so many columns are all differenced once something is wrong, those of an input of 16 x 16 numbers;
 of more, those that disagree are found by halving."""

@@ -55,11 +55,11 @@ class _Decision:
         """Whether a look leaves no doubt."""
         noise = self._examiner.noise(look)
         length = self._examiner.length(look, noise)
-        if length is None and look.columns is None:
+        if length is None:
             return False
         self._record.take(look.name)
         self._numeric.limit += 2 * len(look)
-        suspects, visible = self._examiner.examine(look, noise, 1.0 if length is None else length)
+        suspects, visible = self._examiner.examine(look, noise, length)
         self._record.show(visible)
         if suspects is None:
             return True
@@ -108,7 +108,7 @@ class _Decision:
     def _column_is_right(self, column: int, which: int) -> bool:
         """Whether a column that disagrees along a cotangent is right all the same."""
         numeric, analytic = self._numeric, self._analytic
-        step = numeric.steps.array(numeric.eps)[[column]]
+        step = numeric.first_steps(np.array([column]))
         with np.errstate(all="ignore"):
             slope = numeric.singly(np.array([column]), step)[0] / step
         row = locate_row(analytic, column, slope, which)

@@ -46,50 +46,49 @@ class Entries:
         # What passes by the entry rule may be off by what that allows.
         record.show(self._tol.allowed(float(np.where(np.isfinite(slopes), abs(slopes), 0.0).max())))
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
-        self._doubt_zeros(slopes, steps)
+        self._lost = self._lost_zeros(slopes, steps)
         self.learnt = learnt
         """Of which column the step is tried on the others."""
         self._in_steps: set[int] = set()
         """Columns of which that step seems to lie between two steps of the function."""
 
-    def _doubt_zeros(self, slopes: np.ndarray, steps: np.ndarray) -> None:
-        """Look again, with longer steps, at entries that are zero in both and would not show otherwise.
+    def _lost_zeros(self, slopes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """What the outputs move by at least, where that hides that an entry is not zero; 0 elsewhere.
 
         An output that is 1e7 moves by no less than 2e-9: a coupling of 5e-4 is lost with a step of 1e-6.
         """
-        problem, tolerance = self._numeric.problem, self._tol.atol
-        if problem.low_precision or tolerance == 0:
-            return
-        last_place = problem.rounding * abs(problem.value)[:, None]
-        lost = np.isfinite(last_place) & (last_place > tolerance * abs(steps))
-        lost &= (slopes == 0) & (self._analytic == 0)
-        places = np.flatnonzero(lost.any(0))
+        problem, atol = self._numeric.problem, self._tol.atol
+        last_place = np.where(np.isfinite(problem.value), problem.rounding * abs(problem.value), 0.0)[:, None]
+        lost = (slopes == 0) & (self._analytic == 0) & (last_place > atol * abs(steps))
+        return np.where(lost & (atol > 0) & (not problem.low_precision), last_place, 0.0)
+
+    def _doubt_zeros(self) -> None:
+        """Look again, with longer steps, at entries that are zero in both and would not show otherwise."""
+        places = np.flatnonzero(self._lost.any(0))
         if len(places) == 0:
             return
-        lost, longest = (
-            lost[:, places],
-            constants.LONGEST_STEP * self._numeric.steps.scale[self._columns[places]],
-        )
-        wanted = np.where(lost, last_place, 0.0).max(0) / tolerance
-        longer = np.exp2(np.ceil(np.log2(np.minimum(wanted, longest))))
+        lost, columns = self._lost[:, places], self._columns[places]
+        longest = constants.LONGEST_STEP * self._numeric.steps.scale[columns]
+        longer = np.exp2(np.ceil(np.log2(np.minimum(lost.max(0) / self._tol.atol, longest))))
         self._numeric.limit += 2 * len(places)
-        moved = self._numeric.singly(self._columns[places], longer).T != 0
-        doubtful = lost & (moved | (last_place > tolerance * longer))
-        severity = self._severity[:, places]
-        self._severity[:, places] = np.where(doubtful, np.maximum(severity, _HIDDEN), severity)
+        moved = self._numeric.singly(columns, longer).T != 0
+        self._severity[:, places] = np.where((lost > 0) & moved, _HIDDEN, self._severity[:, places])
 
     def pass_all(self) -> bool:
         """Whether every entry passes."""
         self._set_undefined_aside()
         if self.learnt is not None:
             self._try_step_of(self.learnt)
-        while (self._severity > 1).any():
-            judged = self._judge_worst()
-            if self._record.failed:
-                self._record.cut_short = bool((self._severity > 1).any())
-                return False
-            if judged.entries[0].mismatch.note != NOISY:
-                self._learn(judged)
+        for look_again in (self._doubt_zeros, None):
+            while (self._severity > 1).any():
+                judged = self._judge_worst()
+                if self._record.failed:
+                    self._record.cut_short = bool((self._severity > 1).any())
+                    return False
+                if judged.entries[0].mismatch.note != NOISY:
+                    self._learn(judged)
+            if look_again is not None:
+                look_again()
         return not self._record.undecided
 
     def _judge_worst(self) -> ColumnJudgement:

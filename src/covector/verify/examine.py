@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,6 +69,25 @@ class Compared:
         return self.part(order) if len(order) else None
 
 
+class _Noise(NamedTuple):
+    """The noise of a function."""
+
+    outputs: np.ndarray
+    """An error of each output, as large as a standard deviation."""
+    mixed: float
+    """How far it may put an answer off."""
+
+    def is_like(self, shorter: _Noise) -> bool:
+        """Whether shorter steps show as much of it, but not the same.
+
+        What is left of kinks, waves and truncation shrinks with the step, and a jump next to the point stays
+        the same.
+        """
+        least = float(np.linalg.norm(self.outputs)) / constants.LOUDER
+        changed = float(np.linalg.norm(self.outputs - shorter.outputs))
+        return self.mixed <= constants.LOUDER * shorter.mixed and changed > least
+
+
 _ARRAYS = tuple(field.name for field in fields(Compared) if field.name not in ("look", "length"))
 
 
@@ -76,22 +96,43 @@ class Examiner:
 
     def __init__(self, numeric: Numeric, analytic: Analytic, tol: Tolerance) -> None:
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
+        self._noise: np.ndarray | None = None
+        """The noise of each output, if it was measured."""
 
     def noise(self, look: Look) -> np.ndarray:
-        """How far rounding may put the answers of a look off."""
-        return constants.SIGMAS * look.noise(self.numeric, self.analytic)
+        """How far the errors of the outputs may put the answers of a look off."""
+        noise = self.numeric.noise
+        if self._noise is not None and look.columns is not None:
+            noise = np.maximum(noise, self._noise)
+        return np.full(len(look), self._mixed(noise))
+
+    def _mixed(self, noise: np.ndarray) -> float:
+        """How far independent errors of this size may put an answer off; overwrites them.
+
+        The first cotangent weighs every output the most.
+        """
+        with np.errstate(all="ignore"):  # in place: there may be many numbers
+            noise *= self.analytic.cotangents[0]
+            noise *= noise
+            return constants.SIGMAS * float(np.sqrt(noise.sum()))
 
     def length(self, look: Look, noise: np.ndarray) -> float | None:
         """The shortest length of steps that shows a wrong entry in spite of noise; None if there is none.
 
-        The extrapolated difference, whose noise is larger, has to show it too.
+        The extrapolated difference, whose noise is larger, has to show it too. Single columns are judged
+        entry by entry if it does not.
         """
         shortest, longest = look.lengths(self.numeric.eps)
+        if self._noise is not None and look.columns is not None:
+            longest *= constants.SHORTER
+            noise = constants.SIGMAS * np.maximum(self.numeric.noise, self._noise).max()
         with np.errstate(all="ignore"):
             allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
             # A little more, for the rounding of steps.
             needed = 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
-        return max(needed, shortest) if needed <= longest else None
+        if look.columns is None and not needed <= longest:
+            return None
+        return float(np.fmin(longest, max(needed, shortest)))
 
     def examine(self, look: Look, noise: np.ndarray, length: float) -> tuple[Compared | None, float]:
         """The directions that disagree, and the smallest error of an entry that would have shown."""
@@ -130,33 +171,51 @@ class Examiner:
         if alone or suspects.hidden(self.tol).any():
             return suspects
         worst = suspects.part(slice(0, 1))
-        if (better := self._extrapolated(worst)) is not None:
-            if suspects.look.columns is not None:
-                return suspects
-            if _FALLS * abs(better.off).max() < abs(worst.off).max():
-                # Truncation, with the shortest steps that show anything: directions cannot tell.
-                return replace(suspects, noise=np.full(len(suspects), np.inf))
-            return self._lengthened(suspects)
-        spans = self._spans(len(suspects), start=1)
-        return _joined([self._extrapolated(suspects.part(some)) for some in spans])
-
-    def _lengthened(self, suspects: Compared) -> Compared | None:
-        """What still disagrees with steps so long that a few roundings more would not show.
-
-        The rounding of a mean is that of all outputs which it enters, and adds up; it does not grow with the
-        step, as an error of the derivative does.
-        """
-        off = abs(suspects.off).max(1)
-        longer = constants.LOUDER * float(
-            (off / (suspects.look.share * self.tol.atol * suspects.least)).max()
-        )
-        length = longer * suspects.length
-        far = not length <= suspects.look.lengths(self.numeric.eps)[1]
-        if far or (off > constants.ROUNDINGS * suspects.noise).any():
+        better = self._extrapolated(worst)
+        if better is None:
+            spans = self._spans(len(suspects), start=1)
+            return _joined([self._extrapolated(suspects.part(some)) for some in spans])
+        if suspects.look.columns is not None:
             return suspects
-        self.numeric.limit += 2 * len(suspects)
-        again = self._compared(suspects.look, suspects.noise, length)
-        return None if self._extrapolated(again) is None else suspects
+        if _FALLS * abs(better.off).max() < abs(worst.off).max():
+            # Truncation, with the shortest steps that show anything: directions cannot tell.
+            return replace(suspects, noise=np.full(len(suspects), np.inf))
+        if 2 * suspects.look.width <= constants.EXTRA_RUNS:  # to move each column costs no more
+            return suspects
+        far = 8 * worst.differences - 6 * better.differences
+        return self._beyond_noise(suspects, self._noise_along(worst, far))
+
+    def _beyond_noise(self, suspects: Compared, noise: _Noise) -> Compared | None:
+        """What still disagrees with steps so long that the noise of the function would not show."""
+        look, worst = suspects.look, suspects.part(slice(0, 1))
+        if not abs(suspects.off).max() <= constants.LOUDER * noise.mixed:
+            return suspects
+        shorter = self._compared(worst.look, worst.noise, suspects.length / constants.NEXT_LENGTH**2)
+        if not noise.is_like(self._noise_along(shorter)):
+            return suspects
+        self._noise, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
+        length = self.length(look, mixed)
+        if length is None:
+            return replace(suspects, noise=np.full(len(suspects), np.inf))
+        self.numeric.limit += 2 * len(look)
+        longer = self._compared(look, mixed, length)
+        return longer.suspects(self.tol) and self._extrapolated(longer)
+
+    def _noise_along(self, compared: Compared, far: np.ndarray | None = None) -> _Noise:
+        """The noise of the function along one direction: what is left of differences with steps s, 2s and 3s.
+
+        Of d(s) = a s + b s^3 + ..., the sum 5 d(s) - 4 d(2s) + d(3s) is left with what is of 5th order.
+        """
+        look, steps = compared.look, compared.look.steps(self.numeric, compared.length)
+        self.numeric.limit += 6
+        near = compared.differences
+        far = look.differences(self.numeric, 2 * steps) if far is None else far
+        with np.errstate(all="ignore"):
+            left = 5 * near - 4 * far + look.differences(self.numeric, 3 * steps)
+            # Each is half of a difference of two values.
+            left = np.nan_to_num(left / sqrt((5**2 + 4**2 + 1) / 2))
+            mixed = constants.SIGMAS * float(abs(products(left, self.analytic.cotangents)).max())
+        return _Noise(left[0], max(mixed, self._mixed(left[0].copy())))
 
     def _extrapolated(self, suspects: Compared) -> Compared | None:
         """What still disagrees once the leading truncation error is removed."""

@@ -87,7 +87,7 @@ def judge(
     if best is None:
         return ColumnJudgement(entries, stencils, None, 0.0, numeric.noise)
     slope = float(best.value[row])
-    numeric.learn_truncation(column, float(stencils.taken[0].central[row]), slope)
+    numeric.learn_truncation(row, column, slope)
     # The truncation error of a central difference is in proportion to the square of the step.
     truncation, allowed = abs(float(best.central[row]) - slope), tol.allowed(slope) / 4
     shorter = 1.0 if truncation <= allowed else float(np.sqrt(allowed / truncation))
@@ -106,7 +106,7 @@ class _Lengths:
         self._beside_zero = size / 16 if size > 0 else np.inf
         self.longest = np.inf
         self.longest = self._clamped(constants.LONGEST_STEP * float(numeric.steps.scale[column]))
-        self._first = self._clamped(first or float(numeric.steps.array(numeric.eps)[column]))
+        self._first = self._clamped(first or float(numeric.first_steps(np.array([column]))[0]))
 
     def _clamped(self, length: float) -> float:
         return float(2.0 ** round(np.log2(min(max(length, self.shortest), self.longest))))

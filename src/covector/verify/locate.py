@@ -21,24 +21,28 @@ def columns_apart(
 ) -> Iterator[int]:
     """Those of some columns that disagree by themselves, where together they are off by `off`.
 
-    J u is linear in u: if one half of the columns is off by as much as all of them, the other half agrees.
-    If neither half disagrees, what both are off by together is a kink that neither reaches alone. Each
-    number of `off` belongs to a cotangent.
+    J u is linear in u: what one half of the columns is not off by, the other half is, and it is looked at
+    when its turn comes. If neither half disagrees, what both are off by together is a kink that neither
+    reaches alone. Each number of `off` belongs to a cotangent.
     """
-    pending = [(columns, steps, off)]
+    pending = [(columns, steps, off, True)]
     numeric.limit += 4 * (len(columns) - 1).bit_length()
     while pending:
-        columns, steps, off = pending.pop()
+        columns, steps, off, seen = pending.pop()
+        if not seen:
+            off = _off(numeric, analytic, columns, steps)
+            if (abs(off) <= allowed).all():
+                continue
         if len(columns) == 1:
             yield int(columns[0])
             continue
         half = len(columns) // 2
         first = _off(numeric, analytic, columns[:half], steps[:half])
-        apart = [(columns[:half], steps[:half], first)]
-        if not (abs(off - first) <= allowed).all():
-            second = _off(numeric, analytic, columns[half:], steps[half:])
-            apart.insert(0, (columns[half:], steps[half:], second))
-        apart = [part for part in apart if not (abs(part[2]) <= allowed).all()]
+        parts = (
+            (columns[:half], steps[:half], first, True),
+            (columns[half:], steps[half:], off - first, False),
+        )
+        apart = [part for part in parts if not (abs(part[2]) <= allowed).all()]
         # Outside of the domain is where to look first.
         pending += sorted(apart, key=lambda part: float(np.nan_to_num(abs(part[2]), nan=np.inf).max()))
 

@@ -54,11 +54,12 @@ class Look:
 
         A sum of columns inside the function moves about as far as if one column moved by the norm of all
         steps: with a norm of `eps`, a direction crosses about as many kinks as a single column. Single
-        columns have one length in common, which does not grow far: some would show their truncation error.
+        columns have one length in common, which does not grow far: some would show their truncation error,
+        and a judge has to have longer ones to try.
         """
         if self.columns is None:
             return self.width**-0.5, constants.LONGEST_STEP / eps
-        return 1.0, constants.SHORTER
+        return 1.0, max(1.0, min(constants.SHORTER, constants.LONGEST_STEP / (constants.SHORTER * eps)))
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the directions."""
@@ -101,17 +102,6 @@ class Look:
             return analytic.mixed_along(steps).T
         products: np.ndarray = analytic.mixed.T[self.columns] * steps
         return products
-
-    def noise(self, numeric: Numeric, analytic: Analytic) -> np.ndarray:
-        """The rounding error of each answer, as a standard deviation: that of the outputs.
-
-        The first cotangent weighs every output the most.
-        """
-        noise = numeric.noise
-        with np.errstate(all="ignore"):  # in place: there may be many numbers
-            noise *= analytic.cotangents[0]
-            noise *= noise
-            return np.full(len(self), np.sqrt(noise.sum()))
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""

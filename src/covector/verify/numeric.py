@@ -46,13 +46,14 @@ class Numeric:
         self.runs = 0
         self.limit = constants.EXTRA_RUNS
         self._truncation: dict[int, float] = {}
-        """What share of a slope a difference with the usual step was found to be off by, by column."""
+        """What share of itself a difference with the first step was found to be off by, by column."""
         self.refusal: BaseException | None = None
         self._bytes = constants.BATCH_BYTES if batch_bytes is None else batch_bytes
         self._seed = seed
         self._kept: np.ndarray | None = None
         self._ahead: np.ndarray | None = None
-        self._known = np.zeros(0, dtype=bool)
+        self._made = np.zeros(0)
+        """The step of each column that is kept; 0 where none is."""
         self._trusted: bool | None = None if self._stackable else False
 
     @property
@@ -232,30 +233,36 @@ class Numeric:
         return max(1, self.chunk() // 2)
 
     def singly(self, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Differences along single coordinates; those of the usual step are kept, where memory allows."""
-        usual = np.array_equal(steps, self.steps.array(self.eps)[columns])
-        if usual and self._kept is not None and bool(self._known[columns].all()):
+        """Differences along single coordinates; the first of each are kept, where memory allows."""
+        height, width = self.problem.shape
+        if self._kept is not None and np.array_equal(self._made[columns], steps):
             return self._kept[columns]
         plus, minus = self.sides(columns, steps)
-        height, width = self.problem.shape
-        if not usual or 8 * height * width > self._bytes:
+        if 8 * height * width > self._bytes:
             return _halved(plus, minus)
         if self._kept is None:
-            self._kept, self._known = np.empty((width, height)), np.zeros(width, dtype=bool)
+            self._kept, self._made = np.empty((width, height)), np.zeros(width)
             self._ahead = np.empty((width, height)) if 16 * height * width <= self._bytes else None
+        new = self._made[columns] == 0
         if self._ahead is not None:
-            self._ahead[columns] = plus
-        self._kept[columns], self._known[columns] = _halved(plus, minus), True
-        return self._kept[columns]
+            self._ahead[columns[new]] = plus[new]
+        differences = _halved(plus, minus)
+        self._kept[columns[new]], self._made[columns[new]] = differences[new], steps[new]
+        return differences
+
+    def first_steps(self, columns: np.ndarray) -> np.ndarray:
+        """The steps of these columns that are kept, or else the usual ones."""
+        usual = self.steps.array(self.eps)[columns]
+        return usual if self._kept is None else np.where(self._made[columns], self._made[columns], usual)
 
     def moved_least(self, columns: np.ndarray) -> np.ndarray:
-        """How far the outputs move to the side on which they move less, with the usual steps."""
-        if self._kept is not None and self._ahead is not None and bool(self._known[columns].all()):
+        """How far the outputs move to the side on which they move less, with the first steps."""
+        if self._kept is not None and self._ahead is not None and bool(self._made[columns].all()):
             plus = self._ahead[columns]
             minus = plus - 2 * self._kept[columns]
         else:
             self.limit += 2 * len(columns)
-            plus, minus = self.sides(columns, self.steps.array(self.eps)[columns])
+            plus, minus = self.sides(columns, self.first_steps(columns))
         value = self.problem.value
         with np.errstate(all="ignore"):
             least: np.ndarray = np.minimum(abs(plus - value), abs(minus - value))
@@ -264,18 +271,18 @@ class Numeric:
     @property
     def knows_columns(self) -> bool:
         """Whether every column was differenced by itself, and kept."""
-        return self._kept is not None and bool(self._known.all())
+        return self._kept is not None and bool(self._made.all())
 
     def columns(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Slopes along these coordinates, and how far off they may be: output, coordinate."""
-        steps = self.steps.array(self.eps)[which]
+        steps = self.first_steps(which)
         with np.errstate(all="ignore"):
             slopes = (self.singly(which, steps) / steps[:, None]).T
         return slopes, self.bounds(slopes, np.arange(len(slopes)), which)
 
     def bounds(self, slopes: np.ndarray, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
         """How far off slopes may be that stand in these rows and columns."""
-        steps = self.steps.array(self.eps)[which]
+        steps = self.first_steps(which)
         with np.errstate(all="ignore"):
             noise = constants.SIGMAS * self.noise[rows][:, None] / abs(steps)
         # What is off by more than a tenth is next to a kink or a pole, and tells nothing of other columns.
@@ -283,10 +290,13 @@ class Numeric:
         share = np.array([self._truncation.get(column, others) for column in which.tolist()])
         return noise + 2 * share * abs(slopes)
 
-    def learn_truncation(self, column: int, central: float, slope: float) -> None:
-        """A central difference with the usual step was off by this much."""
-        share = abs(central - slope) / abs(slope) if slope else 0.0
-        self._truncation[column] = min(share, 1.0) if share == share else 0.0
+    def learn_truncation(self, row: int, column: int, slope: float) -> None:
+        """The slope of an entry, by which the difference that is kept is off."""
+        if self._kept is None or self._made[column] == 0:
+            return
+        central = float(self._kept[column, row] / self._made[column])
+        share = abs(central - slope) / abs(central) if central else 0.0
+        self._truncation[column] = share if share < np.inf else 0.0
 
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
