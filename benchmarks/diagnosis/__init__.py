@@ -3,7 +3,8 @@
 The bugs were written before the rules were tuned to them (`everyday`, `lost`); a third of each list is kept
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
-`large` have the sizes of networks, at which no Jacobian is looked at whole. Of `near`, no diagnosis is right.
+`large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` are masks that
+are forgotten and factors that differ by place. Of `near`, no diagnosis is right.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.diagnosis.lost import LOST
 from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
 from benchmarks.diagnosis.recent import RECENT, RECENT_NEAR
+from benchmarks.diagnosis.uneven import UNEVEN, UNEVEN_NEAR
 
 # The share of a list that may stay without a right name, and that may be named wrongly.
 _UNNAMED, _MISLEADING = 0.2, 0.03
@@ -37,7 +39,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "normalisation": ({"normalisation"}, ""),
     "axis": ({"wrong axis", "transposed", "normalisation"}, "dimension"),
     "unbiased": ({"factor", "normalisation"}, "unbiased"),
-    "factor": ({"factor", "broadcast"}, ""),
+    "factor": ({"factor", "broadcast", "factors by place"}, ""),
     "sign": ({"sign"}, ""),
     "branch": ({"both sides", "negative inputs", "threshold", "without sign", "inverted mask"}, ""),
     "chain": ({"power", "chain rule"}, ""),
@@ -53,17 +55,20 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "broadcast": ({"broadcast"}, ""),
     "reversed": ({"displaced", "transposed", "wrong way"}, "wrong way|direction|too far|too early|reverse"),
     "diagonal": ({"diagonal of the Jacobian", "normalisation"}, "diagonal"),
-    "index": ({"few elements", "boundary"}, ""),
+    "index": ({"few elements", "boundary", "reach"}, ""),
     "mask": ({"masked"}, ""),
     "hinge": ({"one slice", "masked"}, "zero"),
     "order": ({"another element", "transposed"}, ""),
     "turn": ({"transposed"}, ""),
     "halves": ({"displaced"}, ""),
     "kernel": ({"displaced", "flipped window"}, "reverse|backwards"),
-    "border": ({"chain rule", "boundary"}, "output"),
+    "border": ({"factors by place", "boundary"}, ""),
     "slice": ({"one slice"}, ""),
     "target": ({"constant", "few elements"}, ""),
     "weight": ({"normalisation", "wrong side"}, ""),
+    "reach": ({"reach", "normalisation"}, "along dimension"),
+    "uneven": ({"factors by place", "boundary"}, " of `| in `"),
+    "redrawn": ({"another mask", "drawn again"}, ""),
     "nothing": (set(), ""),
 }
 
@@ -110,7 +115,8 @@ def tables() -> dict[str, list[Bug]]:
         "after that": AFTER,
         "most recent": RECENT,
         "of large functions": LARGE,
-        NEAR_MISSES: NEAR + RECENT_NEAR,
+        "by place": UNEVEN,
+        NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
     }
 
 

@@ -61,7 +61,7 @@ def _reproduction(report: Report) -> list[str]:
 
 
 def _plain_finding(finding: Finding) -> list[str]:
-    lines = _wrapped(finding.headline)
+    lines = _wrapped(_headline(finding))
     lines += _table([_cells(m) for m in finding.mismatches])
     for table in finding.tables:
         lines += _plain_table(table, "  ")
@@ -73,6 +73,12 @@ def _plain_finding(finding: Finding) -> list[str]:
     for text in (finding.advice, *finding.facts):
         lines += _wrapped(text, "  ")
     return lines
+
+
+def _headline(finding: Finding) -> str:
+    """How the check ended, and why; a summary that begins with the name of the check says it already."""
+    said = finding.outcome is Outcome.FAILED and finding.summary.startswith(finding.check)
+    return finding.summary if said else finding.headline
 
 
 def _cells(m: Mismatch) -> tuple[str, ...]:
