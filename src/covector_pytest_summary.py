@@ -102,8 +102,8 @@ def _differences(checks: list[Check], accepted: Accepted) -> Iterator[str]:
     ours, theirs = sum(c.seconds for c in compared), sum(c.peer_seconds for c in compared)
     median = statistics.median(c.seconds / c.peer_seconds for c in compared)
     yield (
-        f"beside torch: {ours:.2f} s against {theirs:.2f} s, which is {ours / theirs:.2f} of its time for all "
-        f"checks together, and {median:.2f} for the median check"
+        f"beside torch: {ours:.2f} s against {theirs:.2f} s, which is {ours / theirs:.2f} of its time for "
+        f"all checks together, and {median:.2f} for the median check"
     )
     different = [check for check in compared if check.differs and check not in accepted]
     agreed = sum(check.differs for check in compared) - len(different)
