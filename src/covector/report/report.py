@@ -167,6 +167,13 @@ class Report:
         return path
 
 
+def heading(finding: Finding) -> tuple[str, str]:
+    """The name of a check, and what follows it: a summary that begins with the name goes on from there."""
+    if finding.summary.startswith(finding.check):
+        return finding.check, finding.summary.removeprefix(finding.check)
+    return finding.check, f": {finding.summary}" if finding.summary else ""
+
+
 def _finding_data(finding: Finding) -> dict[str, Any]:
     data = asdict(finding)
     data["outcome"] = finding.outcome.value

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from covector.report.report import Report
+from covector.report.report import Report, heading
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
 _WIDTH = 100
@@ -76,7 +76,7 @@ def _plain_finding(finding: Finding) -> list[str]:
 
 
 def _headline(finding: Finding) -> str:
-    """How the check ended, and why; a summary that begins with the name of the check says it already."""
+    """How the check ended, and why; that it failed is said by a summary that begins with its name."""
     said = finding.outcome is Outcome.FAILED and finding.summary.startswith(finding.check)
     return finding.summary if said else finding.headline
 
@@ -201,8 +201,9 @@ def _rich_finding(finding: Finding) -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    head = Text(finding.check, style="bold")
-    head.append(f"  {finding.summary}", style="not bold")
+    name, rest = heading(finding)
+    head = Text(name, style="bold")
+    head.append(rest, style="not bold")
     yield head
     if finding.mismatches:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))
