@@ -3,8 +3,8 @@
 The bugs were written before the rules were tuned to them (`everyday`, `lost`); a third of each list is kept
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
-`large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` are masks that
-are forgotten and factors that differ by place. Of `near`, no diagnosis is right.
+`large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` and
+`uneven_later` are masks that are forgotten and factors that differ by place. Of `near`, none is right.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
 from benchmarks.diagnosis.recent import RECENT, RECENT_NEAR
 from benchmarks.diagnosis.uneven import UNEVEN, UNEVEN_NEAR
+from benchmarks.diagnosis.uneven_later import LATER_UNEVEN
 
 # The share of a list that may stay without a right name, and that may be named wrongly.
 _UNNAMED, _MISLEADING = 0.2, 0.03
@@ -116,6 +117,7 @@ def tables() -> dict[str, list[Bug]]:
         "most recent": RECENT,
         "of large functions": LARGE,
         "by place": UNEVEN,
+        "by place, later": LATER_UNEVEN,
         NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
     }
 

@@ -81,17 +81,18 @@ def _places(s: Suspect) -> str:
         return f"all in one row, that of `{_label(s.outputs.parts, int(s.outputs.coordinates[rows[0]]))}`"
     if len(columns) == 1 < width:
         return f"all in one column, that of `{_label(s.inputs.parts, int(s.inputs.coordinates[columns[0]]))}`"
-    if height == width > 1:
-        diagonal = torch.eye(height, dtype=torch.bool)
-        if not bool(s.bad[~diagonal].any()):
-            beside = bool(s.support[~diagonal].any())
-            return "all on the diagonal" + (", what is beside it is right" if beside else "")
-        if not bool(s.bad[diagonal].any()):
-            return "all beside the diagonal, which is right"
+    square = height == width > 1
+    diagonal = torch.eye(height, width, dtype=torch.bool)
+    if square and not bool(s.bad[~diagonal].any()):
+        return "all on the diagonal" + (
+            ", what is beside it is right" if bool(s.support[~diagonal].any()) else ""
+        )
     if bool(s.bad[s.support].all()):
         return "every entry that is not zero"
     if text := _one_index(s) or between(s, s.bad):
         return text
+    if square and not bool(s.bad[diagonal].any()):
+        return "all beside the diagonal, which is right"
     few = len(rows) * len(columns) < 0.5 * s.bad.numel()
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
 
@@ -123,10 +124,15 @@ def _label(parts: tuple[Part, ...], coordinate: int) -> str:
 
 
 def _zero(s: Suspect) -> str:
-    """Whether one side is zero there."""
-    if not s.nonzero[s.bad].any():
-        return "the analytic value is zero there"
-    return "" if s.support[s.bad].any() else "the numeric value is zero there"
+    """Whether one side is zero there, or in how many of them."""
+    sides = (("analytic", s.nonzero), ("numeric", s.support))
+    zeros = {name: int((~nonzero[s.bad]).sum()) for name, nonzero in sides}
+    found = {name: count for name, count in zeros.items() if count}
+    if set(found.values()) == {int(s.bad.sum())}:
+        return f"the {listed([*found])} value is zero there"
+    return listed([f"the {name} value is zero in {count}" for name, count in found.items()] or [""]) + (
+        " of them" if found else ""
+    )
 
 
 @dataclass(frozen=True)

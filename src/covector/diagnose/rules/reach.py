@@ -1,4 +1,4 @@
-"""How far an output reaches along an axis: to earlier elements, to near ones, to its block, to all."""
+"""How far an output reaches along an axis: to earlier elements, to near ones, to its group, to all."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def reach(case: Case) -> Iterator[Observation]:
             if not all(reaches) or reaches[0] == reaches[1] or set(reaches) == {_ALL, _ITSELF}:
                 continue
             text = (
-                f"along {axes.name(s)}, an output depends on elements of {s.inputs.name} {reaches[0]}; "
-                f"the {case.noun} for {{where}} takes it to depend on those {reaches[1]}"
+                f"along {axes.name(s)}, an output depends on elements {reaches[0]}; the {case.noun} for "
+                f"{{where}} takes it to depend on those {reaches[1]}"
             )
             # Outputs that reach equally far in both have to be right, if a mask is all that is wrong.
             alike = ~differ.any(1)[axes.row]
@@ -78,7 +78,7 @@ class _Axes:
         return f"dimension {self.input} of {s.inputs.name} and {self.output} of {s.outputs.name}"
 
     def reach(self, pattern: Tensor) -> str:
-        """To which indices an output reaches, if it is a band or blocks; nothing for other patterns.
+        """To which indices an output reaches, if it is a band or groups; nothing for other patterns.
 
         An output that depends on nothing is left out: the softmax of one number is a constant.
         """
@@ -97,7 +97,7 @@ class _Axes:
         square = bool(used.all()) and pattern.shape[0] == pattern.shape[1]
         if square and bool(pattern.diagonal().all()) and torch.equal(pattern, pattern.T):
             steps = pattern.double()
-            return "in the same block of indices" if torch.equal(steps @ steps > 0, pattern) else ""
+            return "of the same group of indices" if torch.equal(steps @ steps > 0, pattern) else ""
         return ""
 
 
