@@ -157,7 +157,7 @@ AREA = Area(
     "diagnosis",
     "The first diagnosis that a report shows of planted everyday bugs (`benchmarks/diagnosis`): how many were"
     " not named (silent, misleading, or the check passed; 20 % may be), how many of them misled (3 % may), "
-    "and how many passed. They were written by the authors of covector, most before the rules were read; of the "
-    "near misses no diagnosis is right. No peer has diagnoses.",
+    "and how many passed. They were written by the authors of covector, most before the rules were read; of "
+    "the near misses no diagnosis is right. No peer has diagnoses.",
     tasks,
 )
