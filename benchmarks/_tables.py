@@ -150,7 +150,7 @@ class Pages:
             if row := every.get((one.area, one.name, one.peer)):
                 _, _, ratio, spread, *_ = cells(row)
                 body.append((one.text, one.peer, ratio, spread))
-        return markdown(("", "peer", "covector / peer", "quartiles"), body)
+        return markdown(("", "beside", "time of covector / its time", "quartiles"), body)
 
 
 def provenance(area: Area, file: str, record: Record) -> str:

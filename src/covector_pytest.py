@@ -6,7 +6,6 @@ It stands outside the package and loads neither torch nor covector before a test
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import inspect
 import os
 import re
@@ -23,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from covector_pytest_summary import Accepted, Check, counted, summary
+from covector_pytest_import import when_imported
+from covector_pytest_summary import EXPECTED, Accepted, Check, counted, summary
 
 OUTSIDE = "(outside a test)"
 WAYS = {"--covector": "answer", "--covector=compare": "compare"}
@@ -371,13 +371,9 @@ class Session:
         """Count, in the process that people look at."""
         self.checks += [Check(**data) for data in getattr(report, "covector", [])]
         if report.when == "call" or report.outcome != "passed":
-            expected = {"skipped": "expected failure", "passed": "passed in spite of xfail"}
-            ended = (
-                expected.get(report.outcome, report.outcome)
-                if hasattr(report, "wasxfail")
-                else report.outcome
-            )
-            self.ended[report.nodeid] = ended
+            expected = {"skipped": EXPECTED, "passed": "passed in spite of xfail"}
+            in_words = expected if hasattr(report, "wasxfail") else {}
+            self.ended[report.nodeid] = in_words.get(report.outcome, report.outcome)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -407,7 +403,7 @@ class Session:
         terminalreporter.write_sep("=", "covector")
         listed = self.config.option.covector_accept
         accepted = Accepted.listed_in(self.config.invocation_params.dir / listed if listed else None)
-        for line in summary(self.checks, accepted):
+        for line in summary(self.checks, self.ended, accepted):
             terminalreporter.write_line(line)
         if written := accepted.write([check for check in self.checks if check.differs]):
             terminalreporter.write_line(written)
@@ -456,48 +452,3 @@ def _takes(verb: str, keywords: dict[str, Any], markers: list[pytest.Mark]) -> s
             pytrace=False,
         )
     return names[verb]
-
-
-class when_imported:  # noqa: N801 - used as a context manager, and read as one
-    """Inside, call a function once torch has been imported: at once if it is there already.
-
-    It waits for the end of the outermost import: where covector is imported first, torch is ready before
-    covector is.
-    """
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self.act = act
-        self.waits = {"torch", "covector"}
-        self.depth = 0
-
-    def __enter__(self) -> None:
-        if "torch" in sys.modules:
-            self.act()
-        else:
-            sys.meta_path.insert(0, self)
-
-    def __exit__(self, *_: object) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As a finder: the module as others find it, with a word to us before and after it runs."""
-        if name not in self.waits:
-            return None
-        self.waits.remove(name)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self._run(run, module)  # type: ignore[method-assign]
-        return spec
-
-    def _run(self, run: Callable[[Any], None], module: Any) -> None:
-        self.depth += 1
-        try:
-            run(module)
-        finally:
-            self.depth -= 1
-        if self.depth == 0:
-            self.waits.clear()
-            self.__exit__()
-            self.act()

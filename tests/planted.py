@@ -174,6 +174,13 @@ def slid_pull(g: Tensor, kernel: Tensor) -> Tensor:
     return F.conv1d(F.pad(g, (2, 2))[None, None], kernel[None, None])[0, 0]
 
 
+def causal(x: Tensor) -> Tensor:
+    """Rows mixed with the rows before them."""
+    return MIXING.tril() @ x
+
+
+MIXING = torch.linspace(0.3, 1.8, 16, dtype=torch.float64).reshape(4, 4)
+KEPT = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [0, 1, 0, 1, 1]]).double()
 KERNEL = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 REPEATED = torch.tensor([0, 2, 2, 1, 3])
 RELU = torch.relu
@@ -276,6 +283,26 @@ PLANTED = {
         ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < 0.2)),
         ruled(lambda x: x.clamp(min=0.2), lambda g, x: g * (x < -0.9)),
         VECTOR,
+    ),
+    "another mask": Planted(
+        ruled(lambda x: x.sin() * KEPT, lambda g, x: g * x.cos() * KEPT.roll(1, 1)),
+        ruled(lambda x: x.sin() * KEPT, lambda g, x: g * x.cos() * (2 * KEPT.roll(1, 1))),
+        TABLE,
+    ),
+    "drawn again": Planted(
+        ruled(lambda x: x.sin() * KEPT, lambda g, x: g * x.cos() * (torch.rand_like(x) < 0.6)),
+        ruled(lambda x: x.sin() * KEPT, lambda g, x: g * x.cos() * torch.rand_like(x)),
+        TABLE,
+    ),
+    "reach": Planted(
+        ruled(causal, lambda g, x: MIXING.T @ g),
+        ruled(causal, lambda g, x: (MIXING.tril() * torch.linspace(1, 2, 4)).T @ g),
+        TABLE,
+    ),
+    "factors by place": Planted(
+        ruled(torch.sin, lambda g, x: g * x.cos() * torch.tensor([1.0, 2, 1, 2, 1])),
+        ruled(torch.sin, lambda g, x: g * x.cos() * torch.linspace(1, 2, 20).reshape(4, 5)),
+        TABLE,
     ),
     "wrong side": Planted(
         weighted_softmax(lambda g, y, w: w * (y * (g - (g * y).sum(-1, keepdim=True)))),

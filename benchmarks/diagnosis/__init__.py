@@ -3,7 +3,8 @@
 The bugs were written before the rules were tuned to them (`everyday`, `lost`); a third of each list is kept
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
-`large` have the sizes of networks, at which no Jacobian is looked at whole. Of `near`, no diagnosis is right.
+`large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` and
+`uneven_later` are masks that are forgotten and factors that differ by place. Of `near`, none is right.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from benchmarks.diagnosis.lost import LOST
 from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
 from benchmarks.diagnosis.recent import RECENT, RECENT_NEAR
+from benchmarks.diagnosis.uneven import UNEVEN, UNEVEN_NEAR
+from benchmarks.diagnosis.uneven_later import LATER_UNEVEN
 
 # The share of a list that may stay without a right name, and that may be named wrongly.
 _UNNAMED, _MISLEADING = 0.2, 0.03
@@ -37,7 +40,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "normalisation": ({"normalisation"}, ""),
     "axis": ({"wrong axis", "transposed", "normalisation"}, "dimension"),
     "unbiased": ({"factor", "normalisation"}, "unbiased"),
-    "factor": ({"factor", "broadcast"}, ""),
+    "factor": ({"factor", "broadcast", "factors by place"}, ""),
     "sign": ({"sign"}, ""),
     "branch": ({"both sides", "negative inputs", "threshold", "without sign", "inverted mask"}, ""),
     "chain": ({"power", "chain rule"}, ""),
@@ -53,17 +56,20 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "broadcast": ({"broadcast"}, ""),
     "reversed": ({"displaced", "transposed", "wrong way"}, "wrong way|direction|too far|too early|reverse"),
     "diagonal": ({"diagonal of the Jacobian", "normalisation"}, "diagonal"),
-    "index": ({"few elements", "boundary"}, ""),
+    "index": ({"few elements", "boundary", "reach"}, ""),
     "mask": ({"masked"}, ""),
     "hinge": ({"one slice", "masked"}, "zero"),
     "order": ({"another element", "transposed"}, ""),
     "turn": ({"transposed"}, ""),
     "halves": ({"displaced"}, ""),
     "kernel": ({"displaced", "flipped window"}, "reverse|backwards"),
-    "border": ({"chain rule", "boundary"}, "output"),
+    "border": ({"factors by place", "boundary"}, ""),
     "slice": ({"one slice"}, ""),
     "target": ({"constant", "few elements"}, ""),
     "weight": ({"normalisation", "wrong side"}, ""),
+    "reach": ({"reach", "normalisation"}, "along dimension"),
+    "uneven": ({"factors by place", "boundary"}, " of `| in `"),
+    "redrawn": ({"another mask", "drawn again"}, ""),
     "nothing": (set(), ""),
 }
 
@@ -110,7 +116,9 @@ def tables() -> dict[str, list[Bug]]:
         "after that": AFTER,
         "most recent": RECENT,
         "of large functions": LARGE,
-        NEAR_MISSES: NEAR + RECENT_NEAR,
+        "by place": UNEVEN,
+        "by place, later": LATER_UNEVEN,
+        NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
     }
 
 
@@ -149,7 +157,7 @@ AREA = Area(
     "diagnosis",
     "The first diagnosis that a report shows of planted everyday bugs (`benchmarks/diagnosis`): how many were"
     " not named (silent, misleading, or the check passed; 20 % may be), how many of them misled (3 % may), "
-    "and how many passed. They were written by the authors of covector, before the rules were read; of the "
-    "near misses no diagnosis is right. No peer has diagnoses.",
+    "and how many passed. They were written by the authors of covector, most before the rules were read; of "
+    "the near misses no diagnosis is right. No peer has diagnoses.",
     tasks,
 )

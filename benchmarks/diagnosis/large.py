@@ -452,7 +452,7 @@ FUNCTIONS: list[Bug] = [
     ),
     bug("duplicates", "embedding overwritten", embedded, embedded_overwriting, (1000, 64)),
     bug("duplicates", "gather overwritten", gathered, gathered_overwriting, (64, 128)),
-    bug("chain", "segment means without the count", segment_means, lambda g, y, x: g[SEGMENTS], (256, 64)),
+    bug("uneven", "segment means without the count", segment_means, lambda g, y, x: g[SEGMENTS], (256, 64)),
     bug(
         "transposed",
         "batched product, second not transposed",

@@ -26,7 +26,7 @@ from mutants import (
     stale_square,
     trembling_cube,
 )
-from planted import PLANTED, SQUARES, VECTOR, cubed, product, rounded, weighted
+from planted import MIXING, PLANTED, SQUARES, VECTOR, causal, cubed, product, rounded, weighted
 
 ROOT = Path(__file__).parent.parent.parent
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -165,6 +165,12 @@ def pulled(x, g):
     y = x.softmax(1)
     return y * (g - (g * y).sum(1, keepdim=True))
 
+
+NEAR = ((torch.arange(6)[:, None] - torch.arange(6)).abs() < 2).double()
+GROUPS = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).double()
+SIMPSON = torch.tensor([1.0, 4, 2, 4, 2, 4, 1], dtype=torch.float64)
+SPOTS = MIXING * torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 0], [0, 0, 1, 1]])
+UNLIKE = torch.rand(5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64).triu() + 0.1
 
 KINDS = {
     "convolution of images": (
@@ -770,6 +776,60 @@ KINDS = {
         "factor",
         "is the output itself",
     ),
+    "a window that the backward forgets": (
+        ruled(lambda x: NEAR @ x, lambda g, x: torch.ones(6, 6).double() @ g),
+        ((6, 2),),
+        "reach",
+        "an output depends on elements at most 1 away; the gradient for input `x` takes it to depend on "
+        "those at every index",
+    ),
+    "groups that the backward mixes": (
+        ruled(lambda x: GROUPS @ x, lambda g, x: torch.ones(5, 5).double() @ g),
+        ((5, 2),),
+        "reach",
+        "of the same group of indices",
+    ),
+    "steps that the backward does not go back": (
+        ruled(lambda x: x.cumsum(0), lambda g, x: g + F.pad(g[1:], (0, 0, 0, 1))),
+        ((6, 2),),
+        "reach",
+        "takes it to depend on those from 1 earlier to its own index",
+    ),
+    "padding that is counted": (
+        ruled(
+            lambda x: F.avg_pool2d(x[None], 3, 1, 1, count_include_pad=False)[0],
+            lambda g, x: F.conv2d(g[:, None], torch.full((1, 1, 3, 3), 1 / 9).double(), padding=1)[:, 0],
+        ),
+        ((1, 5, 6),),
+        "factors by place",
+        "0.444 x in the corners, 0.667 x at the edges and right inside, in `output`",
+    ),
+    "weights of a rule, exchanged": (
+        ruled(
+            lambda x: x.exp() @ SIMPSON, lambda g, x: g[:, None] * x.exp() * SIMPSON[[0, 2, 1, 2, 1, 2, 0]]
+        ),
+        ((3, 7),),
+        "factors by place",
+        "2.000 x at indices 2 and 4, 0.500 x at odd indices and right at both ends, along dimension 1",
+    ),
+    "a running mean as a sum": (
+        ruled(
+            lambda x: x.cumsum(1) / torch.arange(1, 6),
+            lambda g, x: g.flip(1).cumsum(1).flip(1),
+        ),
+        ((3, 5),),
+        "factors by place",
+        "one for each index of dimension 1 of `output`, 1 at 0, 2 at 1, 3 at 2, 4 at 3, 5 at 4",
+    ),
+    "scores that are masked, and softmax of all": (
+        ruled(
+            lambda s: s.masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf).softmax(-1),
+            lambda g, s: s.softmax(-1) * (g - (g * s.softmax(-1)).sum(-1, keepdim=True)),
+        ),
+        ((5, 5),),
+        "reach",
+        "at the same index and at earlier ones",
+    ),
     "a row that gets nothing": (
         ruled(
             lambda w: w[[3, 1, 1, 0, 3]],
@@ -784,6 +844,42 @@ KINDS = {
         "row 0",
     ),
 }
+
+
+FACTS = {
+    "few ratios": (
+        ruled(torch.exp, lambda g, x: g * x.exp() * torch.tensor([2.0, 2, 3, 2, 4, 3, 2, 3])),
+        (8,),
+        "the ratio analytic / numeric is 2 in 4, 3 in 3 and 4 in 1 of them",
+    ),
+    "one index": (
+        ruled(
+            lambda x: x.cumsum(0),
+            lambda g, x: g.flip(0).cumsum(0).flip(0) + F.pad(UNLIKE @ g[:, 2:], (2, 0, 0, 2)),
+        ),
+        (7, 3),
+        "all at index 2 of dimension 1 of `x`",
+    ),
+    "a triangle": (
+        ruled(causal, lambda g, x: (MIXING.tril() + MIXING.cos().tril(-1)).T @ g),
+        (4, 3),
+        "along dimension 0, between an output and elements of `x` at earlier indices",
+    ),
+    "zeros": (
+        ruled(lambda x: SPOTS @ x, lambda g, x: (MIXING + MIXING.sin()).T @ g),
+        (4, 3),
+        "the numeric value is zero in 21 of them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_where_no_rule_fits(name):
+    function, shape, words = FACTS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    worst = covector.check(function, x).worst
+    assert not worst.diagnoses
+    assert words in worst.facts[-1]
 
 
 @pytest.mark.parametrize("name", KINDS)

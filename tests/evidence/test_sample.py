@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import torch
 import torch.nn.functional as F
 
@@ -137,3 +139,15 @@ def test_what_leaves_an_input_unexplained_is_not_almost_certain():
     (found, *_) = [d for f in report.findings for d in f.diagnoses]
     assert (found.rule, found.tested) == ("sign", "explains 64 of 128 wrong entries in a sample")
     assert "  likely (explains 64 of 128" in str(report)
+
+
+def test_indices_of_a_long_axis_take_no_memory():
+    """Only those that are chosen are made: a list of all is several times as large as the tensor."""
+    tracemalloc.start()
+    try:
+        (grid,) = grids([place(10**6)], [5 * 10**5], [4])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grid.coordinates.tolist() == [500000, 500001, 500002, 500003]
+    assert peak < 10**5

@@ -64,7 +64,7 @@ SNAPSHOTS = {
         lambda: covector.check(cube, x),
         f"""\
 check(cube): FAILED
-reverse mode: FAILED: reverse mode disagrees with central differences
+reverse mode disagrees with central differences
   entry                  analytic   numeric      error     allowed
   d output[1] / d x[1]   -2         3 +- 1e-09   5.0e+00   > 3.0e-03
   1 of 9 entries differ.
@@ -349,11 +349,14 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Wrong) if not name.startswith("_")])
-def test_what_reproduces_does(name):
+def test_what_reproduces_does(name, tmp_path, monkeypatch):
     """What a report gives, pasted where the user's names are, gives the same findings."""
+    monkeypatch.chdir(tmp_path)
     report = getattr(Wrong, name)()
     assert not report
-    names = {**NAMES, "x": X_LARGE if name == "large" else x, "m": M.T, "grad_outputs": G}
+    if "save_inputs" in report.reproduce:
+        report.save_inputs("inputs.npz")
+    names = {**NAMES, "x": X_LARGE if name == "large" else x, "grad_outputs": G}
     assert _pasted(report.reproduce, names).findings == report.findings
 
 
@@ -427,19 +430,34 @@ def test_nothing_is_drawn_from_the_callers_generator():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16])
-def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype):
-    """Text says what is missing; a page has the numbers beside it, and its code loads them."""
+def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype, monkeypatch):
+    """Text says how they are saved, and loads them; a page has them beside it."""
     given = (torch.linspace(-1.1, 1, 30) ** 3).to(dtype).requires_grad_()
     report = covector.check(cube, given)
     assert not report
-    assert f"# x: {dtype}, 30: as it was given" in report.reproduce
-    report.to_html(tmp_path / "page.html")
+    (remark,) = re.findall(r"# (report.save_inputs\(.*?\)) writes (.*)", report.reproduce)
+    assert remark == ("report.save_inputs('inputs.npz')", f"x: {dtype}, 30")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert _pasted(f"{remark[0]}\n{report.reproduce}", {"report": report}).findings == report.findings
+    assert report.to_html(tmp_path / "page.html") == tmp_path / "page.html"
     shown = re.search(
         r"<h2>Reproduce</h2><pre><code>(.*?)</code>", (tmp_path / "page.html").read_text(), re.S
     )
     again = _pasted(unescape(shown[1]), {})
     assert again.findings == report.findings
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "page.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["elsewhere", "page.html", "page.npz"]
+
+
+def test_inputs_that_are_made_again_are_not_saved(tmp_path):
+    """Nor those of a report that was read from its data."""
+    report = covector.check(cube, x)
+    unknown = covector.check(cube, (torch.linspace(-1.1, 1, 30).double() ** 3).requires_grad_())
+    for nothing in (report, covector.Report.from_json(unknown.to_json())):
+        with pytest.raises(covector.errors.ArgumentValueError, match="nothing to save"):
+            nothing.save_inputs(tmp_path / "inputs.npz")
+    assert list(tmp_path.iterdir()) == []
+    assert unknown.save_inputs(tmp_path / "inputs.npz") == tmp_path / "inputs.npz"
 
 
 def test_what_reproduces_a_lambda_says_where_it_stands():

@@ -83,11 +83,16 @@ def _fired(rule: Rule, case: Case) -> tuple[Observation, ...]:
 
 
 def _in_part(seen: list[tuple[Rule, Observation]], case: Case) -> list[tuple[Rule, Observation]]:
-    """Where nothing is seen of some input that is wrong too, what is seen of the others is not sure."""
+    """What leaves wrong entries unexplained, of its own input or of one nobody speaks of, is not sure."""
     where = {found.where for _, found in seen}
-    if "" in where or all(suspect.where in where for suspect in case.suspects):
-        return seen
-    return [(rule, replace(found, confidence=min(found.confidence, _CONTESTED))) for rule, found in seen]
+    wrong = {suspect.where: int(suspect.bad.sum()) for suspect in case.suspects}
+    every = "" in where or wrong.keys() <= where
+    return [
+        (rule, found)
+        if every and (found.explained is None or found.explained == wrong.get(found.where))
+        else (rule, replace(found, confidence=min(found.confidence, _CONTESTED)))
+        for rule, found in seen
+    ]
 
 
 def _contested(seen: list[tuple[Rule, Observation]]) -> list[tuple[Rule, Observation]]:
@@ -122,16 +127,19 @@ def _diagnosis(group: list[tuple[Rule, Observation]], case: Case) -> Diagnosis:
     look = first.look or rule.look
     if case.is_forward:
         look = look.replace("`backward`", "`jvp`").replace("the backward", "the jvp")
-    tested = _tested(rule, {found.where for _, found in group}, case)
+    tested = _tested(rule, [found for _, found in group], case)
     return Diagnosis(rule.name, evidence, look, first.confidence, tested)
 
 
-def _tested(rule: Rule, where: set[str], case: Case) -> str:
-    """How many of the wrong entries a diagnosis accounts for; a rule speaks only if all of an input fit."""
+def _tested(rule: Rule, group: list[Observation], case: Case) -> str:
+    """How many of the wrong entries a diagnosis accounts for; most rules speak if all of an input fit."""
     if not rule.entries or rule.alone:
         return ""
-    mine = sum(int(s.bad.sum()) for s in case.suspects if s.where in where)
-    every = sum(int(s.bad.sum()) for s in case.suspects)
+    wrong = {s.where: int(s.bad.sum()) for s in case.suspects}
+    accounted = {
+        one.where: wrong.get(one.where, 0) if one.explained is None else one.explained for one in group
+    }
+    mine, every = sum(accounted.values()), sum(wrong.values())
     if rule.places:
         return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
     return f"explains {mine} of {every} wrong entries{case.in_a_sample}"

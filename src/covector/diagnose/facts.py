@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from covector.diagnose.case import Case
+from covector.diagnose.rules.fit import clustered
+from covector.diagnose.rules.reach import between
 from covector.diagnose.suspects import Suspect, listed
 from covector.evidence.jacobians import Jacobians, Part
 
@@ -20,6 +22,9 @@ _SEVERAL = 6
 
 # So many elements that are right are named.
 _FEW_RIGHT = 3
+
+# So many ratios are told one by one.
+_FEW_RATIOS = 4
 
 # So many entries are looked at before all of them are.
 _FEW = 64
@@ -76,17 +81,30 @@ def _places(s: Suspect) -> str:
         return f"all in one row, that of `{_label(s.outputs.parts, int(s.outputs.coordinates[rows[0]]))}`"
     if len(columns) == 1 < width:
         return f"all in one column, that of `{_label(s.inputs.parts, int(s.inputs.coordinates[columns[0]]))}`"
-    if height == width > 1:
-        diagonal = torch.eye(height, dtype=torch.bool)
-        if not bool(s.bad[~diagonal].any()):
-            beside = bool(s.support[~diagonal].any())
-            return "all on the diagonal" + (", what is beside it is right" if beside else "")
-        if not bool(s.bad[diagonal].any()):
-            return "all beside the diagonal, which is right"
+    square = height == width > 1
+    diagonal = torch.eye(height, width, dtype=torch.bool)
+    if square and not bool(s.bad[~diagonal].any()):
+        return "all on the diagonal" + (
+            ", what is beside it is right" if bool(s.support[~diagonal].any()) else ""
+        )
     if bool(s.bad[s.support].all()):
         return "every entry that is not zero"
+    if text := _one_index(s) or between(s, s.bad):
+        return text
+    if square and not bool(s.bad[diagonal].any()):
+        return "all beside the diagonal, which is right"
     few = len(rows) * len(columns) < 0.5 * s.bad.numel()
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
+
+
+def _one_index(s: Suspect) -> str:
+    """The one index along an axis of the input, or of the output, that they all have."""
+    for side, wrong in ((s.inputs, s.bad.any(0)), (s.outputs, s.bad.any(1))):
+        for axis, along in enumerate(side.along or ()):
+            at = side.index[wrong, axis] if side.index is not None else wrong
+            if along.numel() > 1 and bool((at == at[0]).all()):
+                return f"all at index {int(at[0])} of dimension {axis} of {side.name}"
+    return ""
 
 
 def _exceptions(s: Suspect) -> str:
@@ -106,10 +124,15 @@ def _label(parts: tuple[Part, ...], coordinate: int) -> str:
 
 
 def _zero(s: Suspect) -> str:
-    """Whether one side is zero there."""
-    if not s.nonzero[s.bad].any():
-        return "the analytic value is zero there"
-    return "" if s.support[s.bad].any() else "the numeric value is zero there"
+    """Whether one side is zero there, or in how many of them."""
+    sides = (("analytic", s.nonzero), ("numeric", s.support))
+    zeros = {name: int((~nonzero[s.bad]).sum()) for name, nonzero in sides}
+    found = {name: count for name, count in zeros.items() if count}
+    if set(found.values()) == {int(s.bad.sum())}:
+        return f"the {listed([*found])} value is zero there"
+    return listed([f"the {name} value is zero in {count}" for name, count in found.items()] or [""]) + (
+        " of them" if found else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -156,11 +179,25 @@ def _relation(s: Suspect) -> str:
     if high - low <= _SAME * abs(high):
         everywhere = " in all of them" if quotient.values.numel() > 1 else ""
         return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
+    if text := _few_ratios(quotient.values):
+        return text
     text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
     for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
         if _steady(quotient.values, values):
             return f"{text}, and changes steadily with {name}"
     return text
+
+
+def _few_ratios(ratios: Tensor) -> str:
+    """The ratios and how often they occur, if there are few."""
+    if ratios.numel() < _SEVERAL:
+        return ""
+    values, group = clustered(ratios)
+    if len(values) > _FEW_RATIOS:
+        return ""
+    counts = group.bincount().tolist()
+    said = [f"{value:.4g} in {count}" for value, count in zip(values.tolist(), counts, strict=True)]
+    return f"the ratio analytic / numeric is {listed(said)} of them"
 
 
 def _scaling(s: Suspect) -> str:

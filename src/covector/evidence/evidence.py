@@ -34,6 +34,9 @@ _HELD = 0.05
 COARSE = (torch.bfloat16, torch.float16, torch.float32)
 _SEVERAL = 3
 
+# The backward is called so often to see which elements of a gradient change.
+_CALLS = 4
+
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
 
 
@@ -132,6 +135,26 @@ class Evidence:
             problem.run_elsewhere(problem.point + 0.5 * numeric.steps.array(1.0))
             return not torch.equal(before, another.pull_coordinates(cotangent))
         return False
+
+    @lazy
+    def changing_zeros(self) -> tuple[int, int] | None:
+        """How many elements of the gradient of one cotangent are zero at some calls of the backward only.
+
+        Of how many, too; None if that is not all that changes, or little of it.
+        """
+        if self.mode != _REVERSE or self.steady:
+            return None
+        with self._attempt():
+            another = ReverseMap(self.run.problem, self.run.options.seed)
+            cotangent = torch.from_numpy(another.cotangents[0])
+            pulled = torch.stack([another.pull_coordinates(cotangent) for _ in range(_CALLS)])
+            largest = pulled.abs().amax(0)
+            zero = pulled == 0
+            same = ((pulled.abs() - largest).abs() <= 1e-12 * largest) | zero
+            changing = int((zero.any(0) & ~zero.all(0)).sum())
+            if bool(same.all()) and changing >= _SEVERAL:
+                return changing, pulled.shape[1]
+        return None
 
     @lazy
     def cuts(self) -> Cuts | None:

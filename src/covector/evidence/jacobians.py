@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -135,21 +136,23 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     """Both Jacobians on the rows and columns that the budget allows, those of the mismatches included."""
     problem, numeric, tol = run.problem, run.numeric, run.options.tol
     height, width = problem.shape
-    rows, columns = torch.arange(height), torch.arange(width)
     if not numeric.knows_columns and FEW * height <= AT_ONCE:
         # A few first: they tell whether the function can be batched.
         numeric.limit = numeric.runs + 2 * FEW
         numeric.columns(np.arange(min(FEW, width)))
     wanted, differences = [m.column for m in mismatches], Differences(numeric)
     suspects, whole = _of_suspects(problem.inputs, wanted), budget.holds(run, width)
+    count = sum(len(numbers) for numbers in suspects)
     sampled = isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled)
-    if not whole and suspects and budget.holds(run, len(suspects) + FEW):
-        columns = spread(width, len(suspects) + FEW, suspects)
-    elif not whole and budget.sample and not sampled:
+    if whole:
+        rows, columns = torch.arange(height), torch.arange(width)
+    elif count and budget.holds(run, count + FEW):
+        rows, columns = torch.arange(height), spread(width, count + FEW, [*chain(*suspects)])
+    elif budget.sample and not sampled:
         room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
         room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
         rows, columns = Around(run, mode, mismatches, differences).within(room)
-    elif not whole:
+    else:
         rows = spread(height, budget.evenly, [m.row for m in mismatches])
         columns = spread(width, min(budget.evenly, budget.columns(run)), wanted)
     analytic = _analytic(run, mode, rows, columns)
@@ -164,8 +167,8 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         allowed = allowed + torch.from_numpy(noise[rows.numpy()])
     return Jacobians(
         mode,
-        _positions(problem.outputs)[rows],
-        _positions(problem.inputs)[columns],
+        _positions(problem.outputs, rows),
+        _positions(problem.inputs, columns),
         analytic,
         values,
         bound,
@@ -218,14 +221,14 @@ def _parts(chart: Chart | Sampled, names: Sequence[str]) -> tuple[Part, ...]:
     return tuple(Part(name, place) for name, place in zip(names, chart.places, strict=True))
 
 
-def _positions(chart: Chart | Sampled) -> Tensor:
-    """The coordinate in its tensors of each number that is looked at."""
-    return chart.kept if isinstance(chart, Sampled) else torch.arange(chart.size)
+def _positions(chart: Chart | Sampled, numbers: Tensor) -> Tensor:
+    """The coordinates in its tensors of numbers that are looked at."""
+    return chart.kept[numbers] if isinstance(chart, Sampled) else numbers
 
 
-def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int]) -> list[int]:
-    """All columns of the inputs that these columns belong to; none if only a sample of them is known."""
+def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int]) -> list[range]:
+    """The columns of each input that these columns belong to; none if only a sample of them is known."""
     if isinstance(chart, Sampled):
         return []
-    concerned = [p for p in chart.places if any(p.start <= column < p.stop for column in wanted)]
-    return [column for place in concerned for column in range(place.start, place.stop)]
+    places = [range(place.start, place.stop) for place in chart.places]
+    return [place for place in places if any(column in place for column in wanted)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 import torch
@@ -157,7 +158,7 @@ def _indices(size: int, length: int, wanted: Sequence[int]) -> Tensor:
     """These indices, and those of a block that starts near the first."""
     found = set(wanted)
     first = wanted[0] // _ALIGNED * _ALIGNED if wanted else 0
-    for index in (*range(first, size), *range(first - 1, -1, -1)):
+    for index in chain(range(first, size), range(first - 1, -1, -1)):
         if len(found) >= length:
             break
         found.add(index)

@@ -154,9 +154,14 @@ class _Draws:
         return False
 
 
+def can_be_saved(inputs: tuple[Input, ...]) -> bool:
+    """Whether there are some, and an array can hold each of them."""
+    return bool(inputs) and all(_is_array(given.value) for given in inputs)
+
+
 def save(inputs: tuple[Input, ...], path: Path) -> bool:
-    """Save tensors as arrays; False if there are none, or one that an array cannot hold."""
-    if not inputs or not all(_is_array(given.value) for given in inputs):
+    """Save tensors as arrays; False if that cannot be."""
+    if not can_be_saved(inputs):
         return False
     arrays: dict[str, Any] = {given.name: _array(given.value) for given in inputs}
     write(path, lambda file: numpy.savez_compressed(file, **arrays))

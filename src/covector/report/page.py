@@ -19,7 +19,7 @@ from covector.evidence.jacobians import Part
 from covector.report.figures import Figures
 from covector.report.heatmaps import Pair, View
 from covector.report.plot import slope_plot, step_plot
-from covector.report.report import Report
+from covector.report.report import Report, heading
 from covector.report.terminal import cell
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
@@ -74,7 +74,8 @@ def fragment(report: Report) -> str:
     ]
     for finding in report.findings:
         if finding.outcome is not Outcome.PASSED:
-            parts.append(f"<p><strong>{escape(finding.check)}</strong>: {escape(finding.summary)}</p>")
+            name, rest = heading(finding)
+            parts.append(f"<p><strong>{escape(name)}</strong>{escape(rest)}</p>")
             parts.append(_entries(finding.mismatches) if finding.mismatches else "")
             parts += [f"<p>{ticked(d.claim)}: {ticked(d.evidence)}</p>" for d in finding.diagnoses]
             parts += [f"<p>{ticked(text)}</p>" for text in (finding.advice, *finding.facts) if text]
@@ -140,9 +141,9 @@ def _findings(report: Report) -> str:
 
 
 def _finding(finding: Finding) -> str:
+    name, rest = heading(finding)
     parts = [
-        f'<div class="finding"><p>{_chip(finding.outcome)}<strong>{escape(finding.check)}</strong> '
-        f"{ticked(finding.summary)}</p>"
+        f'<div class="finding"><p>{_chip(finding.outcome)}<strong>{escape(name)}</strong>{ticked(rest)}</p>'
     ]
     for diagnosis in finding.diagnoses:
         parts.append(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covector._files import write_text
+from covector.errors import ArgumentValueError
 from covector.verify.finding import Finding, Outcome, Table
 
 if TYPE_CHECKING:
@@ -133,8 +134,24 @@ class Report:
 
         return report_from_text(text)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that shows the report, both Jacobians and the suspects step by step.
+    def save_inputs(self, path: str | os.PathLike[str]) -> Path:
+        """Save the inputs that `reproduce` loads, as `.npz`; the path is returned.
+
+        Raises:
+            ArgumentValueError: `reproduce` loads none: it makes them itself, the check passed, the report was
+                read from data, or an array cannot hold them.
+        """
+        again = None if self.source is None else self.source.again
+        if again is None or not again.save(Path(path)):
+            raise ArgumentValueError(
+                f"Report.save_inputs: `reproduce` of {self.title} loads no inputs: there is nothing to save. "
+                "It loads those of a failed check that it cannot make itself, if they are strided tensors on "
+                "the CPU; the report has to be the one that the check gave."
+            )
+        return Path(path)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page that shows the report, both Jacobians and the suspects step by step; give its path.
 
         One file that needs no network. The Jacobians are computed now, by running the function again;
         a report that was pickled has lost the function, and its page has the findings alone. Inputs that
@@ -147,6 +164,14 @@ class Report:
         if again is not None and again.save(path.with_suffix(".npz")):
             shown = replace(self, reproduce=again.text(str(path.with_suffix(".npz"))))
         write_text(path, page(shown))
+        return path
+
+
+def heading(finding: Finding) -> tuple[str, str]:
+    """The name of a check, and what follows it: a summary that begins with the name goes on from there."""
+    if finding.summary.startswith(finding.check):
+        return finding.check, finding.summary.removeprefix(finding.check)
+    return finding.check, f": {finding.summary}" if finding.summary else ""
 
 
 def _finding_data(finding: Finding) -> dict[str, Any]:

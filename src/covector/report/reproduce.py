@@ -16,11 +16,14 @@ from torch import Tensor
 
 from covector._chart import is_strided
 from covector._tree import parameter_names
-from covector.report.inputs import Input, known_inputs, loaded, save
+from covector.report.inputs import Input, can_be_saved, known_inputs, loaded, save
 from covector.verify.run import Options
 from covector.verify.tolerance import Tolerance
 
 _WIDTH = 96
+
+# The file that text loads inputs from.
+FILE = "inputs.npz"
 
 # Tensors are written out if they have no more elements than this together.
 _FEW = 8
@@ -97,12 +100,17 @@ class Reproduction:
     call: str
 
     def text(self, file: str = "") -> str:
-        """The lines; inputs whose making is not known are loaded from a file, if there is one."""
-        lines = list(self.imports)
-        if file and self.unknown:
-            lines += ["import numpy", f"saved = numpy.load({file!r})"]
+        """The lines; inputs whose making is not known are loaded from a file.
+
+        If it is not written yet, a remark says how it is. Nothing loads what no file of arrays can hold.
+        """
+        lines, saved = list(self.imports), can_be_saved(self.unknown)
+        if saved and not file:
+            lines.append(f"# report.save_inputs({FILE!r}) writes {'; '.join(map(str, self.unknown))}")
+        if saved:
+            lines += ["import numpy", f"saved = numpy.load({file or FILE!r})"]
         for given in self.inputs:
-            lines += given.made or (loaded(given) if file else (f"# {given}: as it was given",))
+            lines += given.made or (loaded(given) if saved else (f"# {given}: as it was given",))
         return "\n".join([*lines, self.call])
 
     @property

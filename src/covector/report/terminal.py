@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from covector.report.report import Report
+from covector.report.report import Report, heading
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
 _WIDTH = 100
@@ -61,7 +61,7 @@ def _reproduction(report: Report) -> list[str]:
 
 
 def _plain_finding(finding: Finding) -> list[str]:
-    lines = _wrapped(finding.headline)
+    lines = _wrapped(_headline(finding))
     lines += _table([_cells(m) for m in finding.mismatches])
     for table in finding.tables:
         lines += _plain_table(table, "  ")
@@ -73,6 +73,12 @@ def _plain_finding(finding: Finding) -> list[str]:
     for text in (finding.advice, *finding.facts):
         lines += _wrapped(text, "  ")
     return lines
+
+
+def _headline(finding: Finding) -> str:
+    """How the check ended, and why; that it failed is said by a summary that begins with its name."""
+    said = finding.outcome is Outcome.FAILED and finding.summary.startswith(finding.check)
+    return finding.summary if said else finding.headline
 
 
 def _cells(m: Mismatch) -> tuple[str, ...]:
@@ -195,8 +201,9 @@ def _rich_finding(finding: Finding) -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    head = Text(finding.check, style="bold")
-    head.append(f"  {finding.summary}", style="not bold")
+    name, rest = heading(finding)
+    head = Text(name, style="bold")
+    head.append(rest, style="not bold")
     yield head
     if finding.mismatches:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))

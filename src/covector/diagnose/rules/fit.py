@@ -1,4 +1,4 @@
-"""The number that fits the wrong entries: a multiple of the true derivative, or a constant added to it."""
+"""The numbers that fit the wrong entries: multiples of the true derivative, or a constant added to it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def offset(suspect: Suspect, where: Tensor) -> float | None:
     mean = off.mean()
     same = (off - mean).abs() <= torch.minimum(2 * suspect.slack[where], 0.1 * mean.abs()) + 1e-4 * mean.abs()
     return float(mean) if bool(same.all()) else None
+
+
+def clustered(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The different values among these, in their order, and the number of each."""
+    order = values.argsort()
+    rises = values[order].diff() > 2 * NEAR * values[order][1:].abs().clamp_min(NEAR)
+    number = torch.cat([torch.zeros(1, dtype=torch.int64), rises.cumsum(0)])
+    group = torch.empty_like(number)
+    group[order] = number
+    counts = group.bincount()
+    return torch.zeros(len(counts), dtype=values.dtype).index_add_(0, group, values) / counts, group
 
 
 def manner(suspect: Suspect) -> str:

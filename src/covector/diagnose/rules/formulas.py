@@ -33,8 +33,6 @@ _POWERS: dict[str, Callable[[Tensor], Tensor]] = {
     "one over": torch.reciprocal,
 }
 
-_UNNAMED = "that depends on the output element alone"
-
 
 def of_output(y: Tensor) -> _Expressions:
     """Factors that the derivative of a function has where it is written with its output."""
@@ -133,8 +131,7 @@ def chain_rule(case: Case) -> Iterator[Observation]:
             "" if s.inputs.part.is_complex else _by_element(s, case, name) or _for_another(s, case, name)
         )
         if text := by_input or _by_output(s, case):
-            # A factor that no expression fits says which outputs are concerned, and not what is missing.
-            yield Observation(text, 0.75 if text.endswith(_UNNAMED) else 0.92, s.where)
+            yield Observation(text, 0.92, s.where)
 
 
 def _by_element(s: Suspect, case: Case, name: str) -> str:
@@ -267,6 +264,4 @@ def _by_output(s: Suspect, case: Case) -> str:
     text = _factor(factors[rows], of_output(values)) if values.unique().numel() > 2 else ""
     for other, name in case.others_over(s, s.outputs):
         text = text or _factor(factors[rows], of_input(other[rows], f"`{name}`"))
-    if text:
-        return f"{case.rule} returns {text} for {{where}}"
-    return f"{case.rule} is off by a factor for {{where}} {_UNNAMED}"
+    return f"{case.rule} returns {text} for {{where}}" if text else ""

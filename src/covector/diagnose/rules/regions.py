@@ -20,9 +20,6 @@ _SLICES = ("row", "column")
 _FEW = 3
 
 
-# So many elements on either side of a mask show that it is inverted.
-_EITHER_SIDE = 2
-
 # Fewer elements than this lie on either side of some value too often.
 _BOTH = 6
 
@@ -85,56 +82,6 @@ def few_elements(case: Case) -> Iterator[Observation]:
         only = "" if case.is_sampled else " only"
         text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
-
-
-def masked(case: Case) -> Iterator[Observation]:
-    """Elements that no output depends on get a gradient; those are the wrong ones, and the only ones."""
-    for s in case.suspects:
-        unused = ~s.support.any(0)
-        count = int(unused.sum())
-        if count <= _FEW or bool(unused.all()) or not torch.equal(unused, s.bad.any(0)):
-            continue
-        if not bool(s.exact[:, ~unused].all()):
-            continue
-        text = (
-            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{case.in_a_sample}"
-            f"{_alike(s, unused)}, and the {case.noun} there is not zero; elsewhere it is right"
-        )
-        yield Observation(text, 0.93, s.where)
-
-
-def inverted(case: Case) -> Iterator[Observation]:
-    """The gradient is zero exactly where it should not be."""
-    for s in case.suspects:
-        true, got = s.support, s.nonzero
-        if bool((true & got).any()) or min(int(true.sum()), int(got.sum())) < _EITHER_SIDE:
-            continue
-        # Which element goes where is right: each output has its element, in one of the two or in the other.
-        both = true | got
-        if bool((both.sum(1) == 1).all()) and bool((both.sum(0) == 1).all()):
-            text = (
-                f"the {case.noun} for {{where}} is zero at the {int(true.sum())} elements where the numeric "
-                f"one is not, and not zero at the {int(got.sum())} others: a mask is inverted"
-            )
-            yield Observation(text, 0.95, s.where)
-
-
-def _alike(s: Suspect, elements: Tensor) -> str:
-    """What the indices of some elements have in common, and no others do."""
-    index = s.inputs.index
-    if index is None or s.inputs.part is None:
-        return ""
-    for axis in range(index.shape[1]):
-        at = index[elements, axis].unique()
-        if torch.equal(torch.isin(index[:, axis], at), elements):
-            places = listed([str(place) for place in at.tolist()])
-            return f" (all at indices {places} of dimension {axis})" if len(at) <= 2 * _FEW else ""
-    if index.shape[1] > 1:
-        row, column = index[:, -2], index[:, -1]
-        for what, region in (("above", column > row), ("below", column < row)):
-            if torch.equal(region, elements):
-                return f" (all {what} the diagonal)"
-    return ""
 
 
 def one_slice(case: Case) -> Iterator[Observation]:
