@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import linear
 
 import covector
@@ -196,3 +197,64 @@ def test_no_symbolic_algebra_is_loaded():
         "covector.jvp(lambda x: (x * 2 + 1) / 3 - x, (x,), (x,)); print('sympy' in sys.modules)"
     )
     assert printed(program) == "False\n"
+
+
+OTHER = torch.tensor([[0.5, -1.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
+SQUARE = torch.eye(3, dtype=torch.float64) + 0.1 * WEIGHT[:3]
+INFINITE = torch.tensor([float("inf"), float("nan"), 0.0], dtype=torch.float64)
+FACTORS = [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.atan2, torch.arctan2, torch.hypot]
+FACTORS += [torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.pow, torch.dist, torch.linalg.cross]
+FACTORS += [functional.cosine_similarity, functional.binary_cross_entropy_with_logits]
+
+BY_ZEROS = {
+    **{f"{f.__name__}, left": lambda x, c, f=f: f(x, c) for f in FACTORS},
+    **{f"{f.__name__}, right": lambda x, c, f=f: f(c, x) for f in FACTORS},
+    "operator pow": lambda x, c: x**c + c**x,
+    "c / x": lambda x, c: (2 / x) * (c / x),
+    "vectors": lambda x, c: x[0] @ c[0] + c[1] @ x[1] + torch.matmul(c[0], x[0]),
+    "matrices": lambda x, c: (x @ c.mT) @ (c @ x.mT) @ x[:, 0],
+    "addcmul": lambda x, c: torch.addcmul(c, x, c) + torch.addcmul(x, c, c, value=2) + x.addcmul(c, x),
+    "addcdiv": lambda x, c: torch.addcdiv(c, x, c + 4) + torch.addcdiv(x, c, x + 7),
+    "addmm": lambda x, c: torch.addmm(c[:, :2], x, c.mT) + torch.addmm(c[:, :2], c, x.mT, beta=2),
+    "addmv": lambda x, c: torch.addmv(c[:, 0], x, c[0]) + torch.addmv(x[:, 0], c, c[0]),
+    "addr": lambda x, c: torch.addr(c, x[:, 0], c[0]) + torch.addr(c, c[:, 0], x[0]),
+    "addbmm": lambda x, c: torch.addbmm(c[:, :2], x[None], c.mT[None]),
+    "baddbmm": lambda x, c: torch.baddbmm(c[None, :, :2], x[None], c.mT[None]),
+    "solve, matrix": lambda x, c: torch.linalg.solve(SQUARE + x.mT @ c, ROW),
+    "solve, right-hand side": lambda x, c: torch.linalg.solve(SQUARE, x.mT),
+    "prelu": lambda x, c: functional.prelu(x, c[0, :1]) + functional.prelu(x, c[1]),
+    "layer_norm": lambda x, c: (
+        functional.layer_norm(x, (3,), ROW, c[0]) * functional.layer_norm(c, (3,), x[0])
+    ),
+    "group_norm": lambda x, c: functional.group_norm(x, 3, weight=ROW, bias=c[0]),
+    "rms_norm": lambda x, c: functional.rms_norm(x, (3,), weight=c[0]),
+    "in place": lambda x, c: (x * x).add_(c).sub_(c[0]).mul_(c).div_(ROW).add_(1).mul_(x).add_(c, alpha=2),
+    "in place, to a constant": lambda x, c: torch.ones_like(c).mul_(x).sub_(x[0]),
+    "in place, a part": lambda x, c: torch.stack(
+        [x.clone()[0].mul_(c[0]), torch.zeros(3).double().add_(x[1])]
+    ),
+}
+
+
+@pytest.mark.parametrize("constant", [OTHER, OTHER * INFINITE], ids=["finite", "infinite"])
+@pytest.mark.parametrize("operation", BY_ZEROS.values(), ids=BY_ZEROS)
+def test_operations_that_torch_gives_zeros(operation, constant):
+    """Bit for bit what torch.func gives, also where zero times infinity would not be zero."""
+
+    def function(x):
+        return operation(x, constant)
+
+    assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+    torch.testing.assert_close(
+        covector.functional.jvp(function, X, U), torch_jvp(function, X, U), equal_nan=True
+    )
+
+
+def test_a_write_that_torch_refuses_is_refused():
+    """What does not fit the tensor that is written to is left to torch."""
+    for write in (
+        lambda x: torch.ones(3).double().add_(x),
+        lambda x: torch.ones(2, 3, dtype=torch.int).mul_(x),
+    ):
+        with pytest.raises(RuntimeError):
+            covector.jvp(write, (X,), (U,))
