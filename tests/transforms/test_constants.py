@@ -248,6 +248,9 @@ def test_operations_that_torch_gives_zeros(operation, constant):
     torch.testing.assert_close(
         covector.functional.jvp(function, X, U), torch_jvp(function, X, U), equal_nan=True
     )
+    torch.testing.assert_close(
+        covector.jacfwd(function)(X), torch.func.jacfwd(function)(X), rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_a_write_that_torch_refuses_is_refused():

@@ -62,7 +62,7 @@ class ConstantOperands:
     (it would save operands without their tangents), torch's are used.
     """
 
-    __slots__ = ("_function", "_level", "found", "idle")
+    __slots__ = ("_function", "_largest", "_level", "found", "idle")
 
     def __init__(self, function: Any) -> None:
         self._function = function if type(function) is FunctionType else None
@@ -71,6 +71,7 @@ class ConstantOperands:
 
     def __enter__(self) -> Self:
         self._level = levels.current()
+        self._largest = _LARGEST if self._level is None else _LARGEST_IN_BATCHES
         self.found = False
         torch._C._push_on_torch_function_stack(self)
         return self
@@ -97,7 +98,7 @@ class ConstantOperands:
             return None
         self.found = True
         position, primal, tangent = moving
-        if primal.numel() > (_LARGEST if self._level is None else _LARGEST_IN_BATCHES):
+        if primal.numel() > self._largest:
             return None
         pushed = _RULES[operation](operation, args, position, tangent)
         if pushed is None:
@@ -118,7 +119,7 @@ class ConstantOperands:
         """The result, where the tangents of constant operands are zeros in memory."""
         operands = [*args, *(kwargs or {}).values()]
         tensors = [i for i, operand in enumerate(operands) if isinstance(operand, Tensor)]
-        if len(tensors) < 2 or self._level is not None or not all(_is_plain(operands[i]) for i in tensors):
+        if len(tensors) < 2 or not all(_is_plain(operands[i], self._largest) for i in tensors):
             return None
         constants = [i for i in tensors if _tangent(operands[i]) is None]
         if not 0 < len(constants) < len(tensors):
@@ -129,18 +130,18 @@ class ConstantOperands:
         names = dict(zip(kwargs or (), operands[len(args) :], strict=True))
         result = operation(*operands[: len(args)], **names)
         # Zero times infinity; to torch, the tangent of a constant is zero whatever it is multiplied by.
-        return None if _tangent(result).isnan().any() else result
+        return None if levels.innermost(_tangent(result)).isnan().any() else result
 
 
 def _tangent(operand: Tensor) -> Any:
     return _unpack_dual(operand, level=0)[1]
 
 
-def _is_plain(operand: Tensor) -> bool:
+def _is_plain(operand: Tensor, largest: int) -> bool:
     """Whether this is a small strided tensor of real or complex numbers, with which nothing is recorded."""
     recorded = operand.requires_grad and torch.is_grad_enabled()
     numbers = operand.is_floating_point() or operand.is_complex()
-    return numbers and operand.layout is torch.strided and not recorded and operand.numel() <= _LARGEST
+    return numbers and operand.layout is torch.strided and not recorded and operand.numel() <= largest
 
 
 def _moving(operands: Arguments) -> tuple[int, Tensor, Tensor] | None:
