@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
+from torch.utils._pytree import tree_leaves
 
 import covector
 from forked import printed
@@ -261,3 +262,19 @@ def test_a_write_that_torch_refuses_is_refused():
     ):
         with pytest.raises(RuntimeError):
             covector.jvp(write, (X,), (U,))
+
+
+def test_where_values_are_not_to_be_looked_at():
+    """Traced by `compile`, and on the meta device; arguments may be given by name."""
+
+    def function(x):
+        return torch.atan2(x, OTHER) @ torch.matmul(input=x[0], other=OTHER[0]).expand(3)
+
+    for derivative in (covector.jacfwd(function), lambda x: covector.jvp(function, (x,), (U,))):
+        assert_same(
+            tree_leaves(covector.compile(derivative, backend="replay")(X)), tree_leaves(derivative(X))
+        )
+    abstract = X.to("meta")
+    value, image = covector.jvp(lambda x: torch.atan2(x, torch.ones_like(x)), (abstract,), (abstract,))
+    assert value.is_meta
+    assert image.shape == X.shape

@@ -107,7 +107,8 @@ class ConstantOperands:
 
     def _of_vectors(self, operation: Operation, args: Arguments, kwargs: Any) -> Tensor | None:
         """What the rule gives for two vectors; torch's is as fast for matrices."""
-        return self._by_rule(operation, args, kwargs) if args[-1].dim() == args[0].dim() == 1 else None
+        vectors = all(isinstance(operand, Tensor) and operand.dim() == 1 for operand in args)
+        return self._by_rule(operation, args, kwargs) if vectors else None
 
     def _in_place(self, operation: Operation, args: Arguments, kwargs: Any) -> Tensor | None:
         """The first operand, after what the rule gives was copied to it."""
@@ -121,6 +122,8 @@ class ConstantOperands:
         tensors = [i for i, operand in enumerate(operands) if isinstance(operand, Tensor)]
         if len(tensors) < 2 or not all(_is_plain(operands[i], self._largest) for i in tensors):
             return None
+        if torch._C._len_torch_dispatch_stack():
+            return None  # somebody traces, whose tensors are not to be looked at, or follows what torch does
         constants = [i for i in tensors if _tangent(operands[i]) is None]
         if not 0 < len(constants) < len(tensors):
             return None
@@ -141,7 +144,8 @@ def _is_plain(operand: Tensor, largest: int) -> bool:
     """Whether this is a small strided tensor of real or complex numbers, with which nothing is recorded."""
     recorded = operand.requires_grad and torch.is_grad_enabled()
     numbers = operand.is_floating_point() or operand.is_complex()
-    return numbers and operand.layout is torch.strided and not recorded and operand.numel() <= largest
+    has_values = operand.layout is torch.strided and not operand.is_meta
+    return numbers and has_values and not recorded and operand.numel() <= largest
 
 
 def _moving(operands: Arguments) -> tuple[int, Tensor, Tensor] | None:
