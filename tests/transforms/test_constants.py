@@ -205,13 +205,14 @@ SQUARE = torch.eye(3, dtype=torch.float64) + 0.1 * WEIGHT[:3]
 INFINITE = torch.tensor([float("inf"), float("nan"), 0.0], dtype=torch.float64)
 FACTORS = [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.atan2, torch.arctan2, torch.hypot]
 FACTORS += [torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.pow, torch.dist, torch.linalg.cross]
-FACTORS += [functional.cosine_similarity, functional.binary_cross_entropy_with_logits]
+FACTORS += [functional.cosine_similarity]
 
 BY_ZEROS = {
     **{f"{f.__name__}, left": lambda x, c, f=f: f(x, c) for f in FACTORS},
     **{f"{f.__name__}, right": lambda x, c, f=f: f(c, x) for f in FACTORS},
     "operator pow": lambda x, c: x**c + c**x,
-    "c / x": lambda x, c: (2 / x) * (c / x),
+    "c / x": lambda x, c: (2 / x) * (c / x) + x.__rdiv__(c) + c.__rdiv__(x),
+    "weights without a tangent": lambda x, c: functional.binary_cross_entropy_with_logits(x, c, weight=c),
     "vectors": lambda x, c: x[0] @ c[0] + c[1] @ x[1] + torch.matmul(c[0], x[0]),
     "matrices": lambda x, c: (x @ c.mT) @ (c @ x.mT) @ x[:, 0],
     "addcmul": lambda x, c: torch.addcmul(c, x, c) + torch.addcmul(x, c, c, value=2) + x.addcmul(c, x),

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from covector._engine import levels
-from covector._engine.compiled import is_transform
+from covector._engine.compiled import is_transform, tracing
 from covector._engine.reverse import Run
 from covector._tree import Evaluation
 
@@ -84,7 +84,8 @@ class ConstantOperands:
     def __torch_function__(
         self, operation: Operation, types: Any, args: Arguments = (), kwargs: Any = None
     ) -> Any:
-        way = None if self.idle else _WAYS.get(operation)
+        # Dynamo, which traces a compiled function through here, has functions of its own for the operators.
+        way = None if self.idle or tracing() else _WAYS.get(operation)
         if way is not None and _ORDINARY.issuperset(types) and levels.current() == self._level:
             result = way(self, operation, args, kwargs)
             if result is not None:
@@ -199,6 +200,8 @@ def _quotient(operation: Operation, args: Arguments, position: int, tangent: Ten
 
 
 def _reciprocal(operation: Operation, args: Arguments, position: int, tangent: Tensor) -> Tensor | None:
+    if position == 1:
+        return operation(args[0], tangent)
     inverse = _unpack_dual(args[0], level=0)[0].reciprocal()
     return -tangent * (inverse * inverse) * args[1]
 
@@ -232,7 +235,7 @@ _WITH_ZEROS = (
     _named("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2")
     + _named("xlogy", "pow", "__pow__", "__rpow__", "prelu", "addcmul", "addcdiv", "addmm", "addmv", "addr")
     + _named("addbmm", "baddbmm", "cross", "solve", "dist", "cosine_similarity", "layer_norm", "group_norm")
-    + _named("rms_norm", "binary_cross_entropy_with_logits")
+    + _named("rms_norm")
 )
 _WAYS: dict[Any, Callable[[ConstantOperands, Operation, Arguments, Any], Tensor | None]] = {
     **dict.fromkeys(_RULES, ConstantOperands._by_rule),
