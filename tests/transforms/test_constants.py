@@ -255,6 +255,35 @@ def test_operations_that_torch_gives_zeros(operation, constant):
     )
 
 
+with torch.inference_mode():
+    MADE_IN_INFERENCE_MODE = OTHER.clone()
+
+KINDS = {
+    "expanded": ROW[:1].expand(2, 3),
+    "a number, expanded": torch.tensor(2.0).expand(4, 2, 3),
+    "every second": TALL[::2, 0],
+    "transposed": torch.stack([ROW, ROW], 1).T,
+    "negative": torch.complex(OTHER, OTHER).conj().imag,
+    "single precision": SINGLE,
+    "a parameter": torch.nn.Parameter(OTHER.clone()),
+    "of inference mode": MADE_IN_INFERENCE_MODE,
+    "integers": torch.tensor([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("constant", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("operation", [torch.atan2, torch.pow, torch.maximum, torch.addcmul])
+def test_constants_of_which_torch_may_make_no_dual(operation, constant):
+    """What the constant is in memory makes no difference."""
+
+    def function(x):
+        return operation(x, x, constant) if operation is torch.addcmul else operation(x, constant)
+
+    with torch.no_grad():
+        assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+        assert_same([covector.jacfwd(function)(X)], [torch.func.jacfwd(function)(X)])
+
+
 def test_a_write_that_torch_refuses_is_refused():
     """What does not fit the tensor that is written to is left to torch."""
     for write in (

@@ -129,8 +129,13 @@ class ConstantOperands:
         if not 0 < len(constants) < len(tensors):
             return None
         self.found = True
-        for i in constants:
-            operands[i] = _make_dual(operands[i], torch.zeros_like(operands[i]), level=0)
+        try:
+            for i in constants:
+                operands[i] = _make_dual(operands[i], torch.zeros_like(operands[i]), level=0)
+        except RuntimeError:
+            return (
+                None  # elements share memory, or it was made in inference mode: no tangent is stored for it
+            )
         names = dict(zip(kwargs or (), operands[len(args) :], strict=True))
         result = operation(*operands[: len(args)], **names)
         # Zero times infinity; to torch, the tangent of a constant is zero whatever it is multiplied by.
