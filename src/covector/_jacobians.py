@@ -25,7 +25,7 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import summary
-from covector.verify.arguments import check_number
+from covector.verify.arguments import as_tuple, check_number
 from covector.verify.leaves import is_differentiable, shifted
 from covector.verify.vectors import unit
 
@@ -60,9 +60,9 @@ def get_numerical_jacobian(
     """
     _deprecated("get_numerical_jacobian", "covector.check compares both Jacobians")
     _require_one("get_numerical_jacobian", grad_out)
-    args = _as_tuple(inputs)
+    args = as_tuple(inputs)
     check_number("get_numerical_jacobian", "eps", eps, positive=True)
-    targets = _variables(args if target is None else _as_tuple(target))
+    targets = _variables(args if target is None else as_tuple(target))
     outputs = _outputs(fn, args)
     if any(output.is_complex() for output in outputs):
         raise ComplexOutputError(
@@ -168,7 +168,7 @@ def get_analytical_jacobian(
         )
     if not output.requires_grad:
         raise EmptyError("get_analytical_jacobian: the output has no graph; compute it with grad enabled.")
-    variables = _variables(_as_tuple(inputs))
+    variables = _variables(as_tuple(inputs))
     first, second = _pulled(output, variables), _pulled(output, variables)
     reentrant = all(_same(a, b, nondet_tol) for a, b in zip(first.blocks, second.blocks, strict=True))
     return first.blocks, reentrant, first.sizes_ok, first.types_ok
@@ -270,10 +270,6 @@ def _deprecated(name: str, instead: str) -> None:
 def _require_one(name: str, grad_out: float) -> None:
     if grad_out != 1.0:
         raise ArgumentValueError(f"{name}: grad_out must be 1.0, got {grad_out}.")
-
-
-def _as_tuple(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _variables(args: Sequence[Any]) -> list[Tensor]:

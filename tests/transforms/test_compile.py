@@ -1,8 +1,10 @@
 """`covector.compile`: traced once, compared with the eager result, right when something outside changes."""
 
 import functools
+import io
 import itertools
 import shutil
+import sys
 import threading
 import types
 import warnings
@@ -381,7 +383,7 @@ def test_differentiable():
     point = x.clone().requires_grad_()
     expected = torch.autograd.grad(gradient(point).sum(), [point, weight])
     assert_close(torch.autograd.grad(fast(point).sum(), [point, weight]), expected)
-    assert "differentiable" in repr(fast.plans)
+    assert repr(fast.plans).startswith("float64[4]: replay, differentiable, ")
 
 
 # Dynamo of torch 2.9 refuses a custom Function inside.
@@ -443,6 +445,38 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UnsupportedError, match="pass backend='replay'"):
         covector.compile(covector.grad(energy))(x)
+    monkeypatch.undo()
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    with pytest.raises(UnsupportedError, match=r"there is none \(CXX=/nonexistent/g\+\+\)"):
+        covector.compile(covector.grad(energy))(x)
+
+
+class Terminal(io.StringIO):
+    """Where a person reads, and that a line was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = threading.Event()
+
+    def isatty(self):
+        return True
+
+    def flush(self):
+        self.told.set()
+
+
+def test_a_person_who_waits_is_told_for_what(monkeypatch):
+    """On a terminal, once that has taken a while; the backend here takes as long as that."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys.modules["covector.transforms.compile"], "_PATIENCE", 0.0)
+
+    def slow(module, example):
+        assert terminal.told.wait(60)
+        return module.forward
+
+    covector.compile(covector.grad(energy), backend=slow)(x)
+    assert terminal.getvalue() == "compile(energy): compiling ...\n"
 
 
 def test_options():

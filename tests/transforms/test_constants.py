@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import linear
+from torch.utils._pytree import tree_leaves
 
 import covector
 from forked import printed
@@ -196,3 +198,113 @@ def test_no_symbolic_algebra_is_loaded():
         "covector.jvp(lambda x: (x * 2 + 1) / 3 - x, (x,), (x,)); print('sympy' in sys.modules)"
     )
     assert printed(program) == "False\n"
+
+
+OTHER = torch.tensor([[0.5, -1.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
+SQUARE = torch.eye(3, dtype=torch.float64) + 0.1 * WEIGHT[:3]
+INFINITE = torch.tensor([float("inf"), float("nan"), 0.0], dtype=torch.float64)
+FACTORS = [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.atan2, torch.arctan2, torch.hypot]
+FACTORS += [torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.pow, torch.dist, torch.linalg.cross]
+FACTORS += [functional.cosine_similarity]
+
+BY_ZEROS = {
+    **{f"{f.__name__}, left": lambda x, c, f=f: f(x, c) for f in FACTORS},
+    **{f"{f.__name__}, right": lambda x, c, f=f: f(c, x) for f in FACTORS},
+    "operator pow": lambda x, c: x**c + c**x,
+    "c / x": lambda x, c: (2 / x) * (c / x) + x.__rdiv__(c) + c.__rdiv__(x),
+    "weights without a tangent": lambda x, c: functional.binary_cross_entropy_with_logits(x, c, weight=c),
+    "vectors": lambda x, c: x[0] @ c[0] + c[1] @ x[1] + torch.matmul(c[0], x[0]),
+    "matrices": lambda x, c: (x @ c.mT) @ (c @ x.mT) @ x[:, 0],
+    "addcmul": lambda x, c: torch.addcmul(c, x, c) + torch.addcmul(x, c, c, value=2) + x.addcmul(c, x),
+    "addcdiv": lambda x, c: torch.addcdiv(c, x, c + 4) + torch.addcdiv(x, c, x + 7),
+    "addmm": lambda x, c: torch.addmm(c[:, :2], x, c.mT) + torch.addmm(c[:, :2], c, x.mT, beta=2),
+    "addmv": lambda x, c: torch.addmv(c[:, 0], x, c[0]) + torch.addmv(x[:, 0], c, c[0]),
+    "addr": lambda x, c: torch.addr(c, x[:, 0], c[0]) + torch.addr(c, c[:, 0], x[0]),
+    "addbmm": lambda x, c: torch.addbmm(c[:, :2], x[None], c.mT[None]),
+    "baddbmm": lambda x, c: torch.baddbmm(c[None, :, :2], x[None], c.mT[None]),
+    "solve, matrix": lambda x, c: torch.linalg.solve(SQUARE + x.mT @ c, ROW),
+    "solve, right-hand side": lambda x, c: torch.linalg.solve(SQUARE, x.mT),
+    "prelu": lambda x, c: functional.prelu(x, c[0, :1]) + functional.prelu(x, c[1]),
+    "layer_norm": lambda x, c: (
+        functional.layer_norm(x, (3,), ROW, c[0]) * functional.layer_norm(c, (3,), x[0])
+    ),
+    "group_norm": lambda x, c: functional.group_norm(x, 3, weight=ROW, bias=c[0]),
+    "rms_norm": lambda x, c: functional.rms_norm(x, (3,), weight=c[0]),
+    "in place": lambda x, c: (x * x).add_(c).sub_(c[0]).mul_(c).div_(ROW).add_(1).mul_(x).add_(c, alpha=2),
+    "in place, to a constant": lambda x, c: torch.ones_like(c).mul_(x).sub_(x[0]),
+    "in place, a part": lambda x, c: torch.stack(
+        [x.clone()[0].mul_(c[0]), torch.zeros(3).double().add_(x[1])]
+    ),
+}
+
+
+@pytest.mark.parametrize("constant", [OTHER, OTHER * INFINITE], ids=["finite", "infinite"])
+@pytest.mark.parametrize("operation", BY_ZEROS.values(), ids=BY_ZEROS)
+def test_operations_that_torch_gives_zeros(operation, constant):
+    """Bit for bit what torch.func gives, also where zero times infinity would not be zero."""
+
+    def function(x):
+        return operation(x, constant)
+
+    assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+    torch.testing.assert_close(
+        covector.functional.jvp(function, X, U), torch_jvp(function, X, U), equal_nan=True
+    )
+    torch.testing.assert_close(
+        covector.jacfwd(function)(X), torch.func.jacfwd(function)(X), rtol=0, atol=0, equal_nan=True
+    )
+
+
+with torch.inference_mode():
+    MADE_IN_INFERENCE_MODE = OTHER.clone()
+
+KINDS = {
+    "expanded": ROW[:1].expand(2, 3),
+    "a number, expanded": torch.tensor(2.0).expand(4, 2, 3),
+    "every second": TALL[::2, 0],
+    "transposed": torch.stack([ROW, ROW], 1).T,
+    "negative": torch.complex(OTHER, OTHER).conj().imag,
+    "single precision": SINGLE,
+    "a parameter": torch.nn.Parameter(OTHER.clone()),
+    "of inference mode": MADE_IN_INFERENCE_MODE,
+    "integers": torch.tensor([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("constant", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("operation", [torch.atan2, torch.pow, torch.maximum, torch.addcmul])
+def test_constants_of_which_torch_may_make_no_dual(operation, constant):
+    """What the constant is in memory makes no difference."""
+
+    def function(x):
+        return operation(x, x, constant) if operation is torch.addcmul else operation(x, constant)
+
+    with torch.no_grad():
+        assert_same(covector.jvp(function, (X,), (U,)), torch_jvp(function, X, U))
+        assert_same([covector.jacfwd(function)(X)], [torch.func.jacfwd(function)(X)])
+
+
+def test_a_write_that_torch_refuses_is_refused():
+    """What does not fit the tensor that is written to is left to torch."""
+    for write in (
+        lambda x: torch.ones(3).double().add_(x),
+        lambda x: torch.ones(2, 3, dtype=torch.int).mul_(x),
+    ):
+        with pytest.raises(RuntimeError):
+            covector.jvp(write, (X,), (U,))
+
+
+def test_where_values_are_not_to_be_looked_at():
+    """Traced by `compile`, and on the meta device; arguments may be given by name."""
+
+    def function(x):
+        return torch.atan2(x, OTHER) @ torch.matmul(input=x[0], other=OTHER[0]).expand(3)
+
+    for derivative in (covector.jacfwd(function), lambda x: covector.jvp(function, (x,), (U,))):
+        assert_same(
+            tree_leaves(covector.compile(derivative, backend="replay")(X)), tree_leaves(derivative(X))
+        )
+    abstract = X.to("meta")
+    value, image = covector.jvp(lambda x: torch.atan2(x, torch.ones_like(x)), (abstract,), (abstract,))
+    assert value.is_meta
+    assert image.shape == X.shape

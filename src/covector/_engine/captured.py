@@ -256,6 +256,8 @@ def _into_function(function: FunctionType, name: str, depth: int, search: _Searc
                 continue
             if _look_of(value) is not None:
                 search.pending.append((value, key, depth))
+    if code is _NOTHING:
+        return  # what a library gives its own parameters is not the user's
     if function.__defaults__:
         _into_items((("the default of a parameter", v) for v in function.__defaults__), "", depth, search)
     if function.__kwdefaults__:
@@ -371,10 +373,11 @@ _looks: dict[type, Look | None] = {}
 
 
 def _look_of(value: Any) -> Look | None:
-    kind = type(value)
-    if kind not in _looks:
-        _looks[kind] = _look_for(value)
-    return _looks[kind]
+    try:
+        return _looks[type(value)]
+    except KeyError:
+        look = _looks[type(value)] = _look_for(value)
+        return look
 
 
 def _look_for(value: Any) -> Look | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import traceback
@@ -188,7 +189,7 @@ def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     return UntraceableError(
         f"{caller}: the function looks at the value of a tensor (an `if`, a loop, `.item()` or `float()` on "
         f"it){_line_of(error.__traceback__)}; a graph is traced once for all values. Use torch.where or "
-        "torch.cond; or pass fallback='eager'."
+        "torch.cond; with fallback='eager' it runs as it is."
     )
 
 
@@ -216,8 +217,8 @@ class _NoReading(TorchFunctionMode):
             frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
             raise UntraceableError(
                 f"{self._caller}: the function takes the numbers out of a tensor ({_READS[function]})"
-                f"{_line(frames)}; what is computed with them cannot be traced. Use torch's operations; or "
-                "pass fallback='eager'."
+                f"{_line(frames)}; what is computed with them cannot be traced. Use torch's operations; "
+                "with fallback='eager' it runs as it is."
             )
         return function(*args, **(kwargs or {}))
 
@@ -325,10 +326,12 @@ def lower(caller: Caller, program: Program, example: Sequence[Tensor], backend: 
         return by_functions(short(program.module, program.constants()), example).forward
     if backend != "inductor":
         return torch.compile(program.module, backend=backend, fullgraph=True, dynamic=False)
-    if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")):
+    named = os.environ.get("CXX")
+    if not any(map(shutil.which, [named] if named else ["g++", "clang++", "c++", "cl"])):
         raise UnsupportedError(
-            f"{caller}: backend='inductor' needs a C++ compiler, and there is none (g++, clang++). Install "
-            "one, or pass backend='replay', which runs the traced graph without one."
+            f"{caller}: backend='inductor' needs a C++ compiler, and there is none "
+            f"({f'CXX={named}' if named else 'g++, clang++'}). Install one, or pass backend='replay', which "
+            "runs the traced graph without one."
         )
     versions.require(versions.NEEDED_BY_INDUCTOR, "backend='inductor'")
     from torch._inductor import standalone_compile

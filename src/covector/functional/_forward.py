@@ -14,7 +14,6 @@ from weakref import WeakSet
 import torch
 
 from covector._engine import forward, levels
-from covector._engine.constants import without_zeros
 from covector._engine.tensors import version
 from covector._engine.watch import ForwardWatch, NotForward
 from covector.functional._door import Call, Tensors, accept_any, runner
@@ -44,14 +43,13 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
     function = call.caller.function
 
     def watched(*inputs: Any) -> Any:
-        with ForwardWatch() as watch:
+        with ForwardWatch(function) as watch:
             returned = function(*inputs)
         if watch.noticed:
             raise NotForward
         return returned
 
     run = runner(call._replace(caller=call.caller._replace(function=watched)), accept_any)
-    run = without_zeros(function, run)
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
     copies = [tensor.clone() for tensor in call.inputs]
     versions = [version(copy) for copy in copies]

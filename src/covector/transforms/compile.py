@@ -54,8 +54,8 @@ class CompiledPlan:
     """The mode that was measured to be faster, and by how much; empty if there was no choice."""
     backend: str
     """What was asked for; or "replay", if that was measured to be faster than inductor, and by how much."""
-    operations: int
-    """How many operations the traced graph has."""
+    operations: int | None
+    """How many operations the traced graph has; None with `differentiable`, where torch.compile has it."""
     seconds: float
     """How long it took to trace, compile and verify."""
     captured: tuple[str, ...]
@@ -66,7 +66,8 @@ class CompiledPlan:
     """What is built in, and not looked at again."""
 
     def __str__(self) -> str:
-        parts = [f"{self.arguments}: {self.operations} operations, {self.backend}, {self.seconds:.2f} s"]
+        size = "" if self.operations is None else f"{self.operations} operations, "
+        parts = [f"{self.arguments}: {size}{self.backend}, {self.seconds:.2f} s"]
         if self.mode:
             parts.append(self.mode)
         if self.captured:
@@ -265,7 +266,14 @@ class Compiled:
             recorded = Recorded.by(self.__wrapped__)
             check_gradients(self._caller, self._through_dynamo, args, kwargs, recorded)
             plan = CompiledPlan(
-                call.described(), "", f"{self._backend}, differentiable", 0, perf_counter() - start, (), 0, ()
+                call.described(),
+                "",
+                f"{self._backend}, differentiable",
+                None,
+                perf_counter() - start,
+                (),
+                0,
+                (),
             )
             return _Entry(plan, None, self._through_dynamo, recorded)
         with torch.no_grad():  # and whatever the function keeps from its first run is there when it is traced
