@@ -199,6 +199,7 @@ KEPT = [
     Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
     Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),
     Example("check_adjoint", function=Function("random", "tensor", "changes shape", 6)),
+    Example("check_adjoint", (Leaf(()),), Function("branch", "scalar", "returns None", 12)),
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
 ]
 
@@ -218,8 +219,8 @@ RUNS = 25
 def test_something_else_at_any_run(door: str, misbehaviour: str) -> None:
     """A function that is not one, whichever run shows it."""
     for at in range(1, RUNS + 1):
-        for end in ("tree", "scalar"):
-            tried(Example(door, function=Function("abs", end, misbehaviour, at)))
+        for body, end in (("abs", "tree"), ("abs", "scalar"), ("in place", "tensor")):  # the last is linear
+            tried(Example(door, function=Function(body, end, misbehaviour, at)))
 
 
 # --- what has not failed yet
