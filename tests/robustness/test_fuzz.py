@@ -198,6 +198,7 @@ KEPT = [
     Example("as_sparse_gradcheck", (Leaf((2, 0), "float64", "offset"),), Function("abs", "tensor")),
     Example("kernelcheck", function=Function("abs", "tree", "returns None", 8)),
     Example("check_kernel", function=Function("abs", "tree", "returns None", 10)),
+    Example("scipy.jacobian_operator", function=Function("abs", "scalar", "changes shape", 2)),
     Example("check_adjoint", function=Function("random", "tensor", "changes shape", 6)),
     Example("check_adjoint", (Leaf(()),), Function("branch", "scalar", "returns None", 12)),
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
