@@ -33,4 +33,5 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    torch.manual_seed(0)
+    """Those of the processor alone: `torch.manual_seed` writes a traceback down for each kind of device."""
+    torch.default_generator.manual_seed(0)

@@ -13,6 +13,7 @@ import covector.scipy
 from covector.errors import ArgumentTypeError, ArgumentValueError, OutputError
 from covector.scipy import hessian_operator, jacobian_operator, objective, residuals
 from forked import printed
+from watched import Counted
 
 generator = torch.Generator().manual_seed(0)
 W = torch.randn(7, 4, dtype=torch.float64, generator=generator)
@@ -39,6 +40,14 @@ def test_docstring_example(name):
         results.run(test)
     assert results.tries > 0
     assert results.failures == 0
+
+
+def test_an_operator_of_a_function_that_changes_its_shape():
+    """The run for the shape of the operator and the one for its products are compared."""
+    counted = Counted(lambda x: x.repeat(counted.runs))
+    operator = jacobian_operator(counted, x)
+    with pytest.raises(OutputError, match=r"shapes \[\(4,\)\] when the operator was made, and \[\(8,\)\]"):
+        operator @ np.ones(4)
 
 
 def test_jacobian_operator():
@@ -146,20 +155,15 @@ def test_rosenbrock(method, keys):
 
 
 def test_objective_is_exact_and_runs_once_per_point():
-    runs = []
-
-    def f(x):
-        runs.append(1)
-        return bowl(x)
-
-    problem = objective(f, x)
+    counted = Counted(bowl)
+    problem = objective(counted, x)
     at = problem.x0 + 0.1
     assert problem.fun(at) == float(bowl(torch.from_numpy(at)))
     np.testing.assert_allclose(problem.jac(at), covector.grad(bowl)(torch.from_numpy(at)).numpy())
-    assert len(runs) == 1
+    assert counted.runs == 1
     np.testing.assert_allclose(problem.hess(at), covector.hessian(bowl)(torch.from_numpy(at)).numpy())
     np.testing.assert_allclose(problem.hessp(at, np.ones(4)), problem.hess(at) @ np.ones(4))
-    assert len(runs) == 2
+    assert counted.runs == 2
     gradient = problem.jac(at)
     gradient[:] = 0
     assert problem.jac(at).any()

@@ -16,7 +16,7 @@ from covector._chart import Chart, real_dtype
 from covector._engine.levels import bare
 from covector._linear import Linearized, LinearMap, Pullback
 from covector._tree import Arguments, select_all
-from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
+from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OutputError
 from covector.transforms._door import (
     accept_differentiable,
     check_function,
@@ -52,7 +52,8 @@ def jacobian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator
 
     Raises:
         ArgumentTypeError: a primal holds something that cannot be differentiated by.
-        OutputError: `func` returned something other than floating-point or complex tensors.
+        OutputError: `func` returned something other than floating-point or complex tensors, or (at the
+            first `matvec`) other shapes than before.
 
     Example:
         >>> import torch
@@ -66,8 +67,19 @@ def jacobian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator
     run = runner(caller, arguments, accept_differentiable, has_aux=False)
     pullback = Pullback(caller, run, arguments)
     inputs, outputs = Chart.of(arguments.primals()), Chart.of(pullback.evaluation.outputs)
-    forward = _Lazily(lambda: Linearized(caller, run, arguments))
-    return _operator(_Flat(forward, inputs, outputs), _Flat(lambda: pullback, outputs, inputs))
+
+    def linearized() -> Linearized:
+        made = Linearized(caller, run, arguments)
+        shapes = [[tuple(t.shape) for t in one.evaluation.outputs] for one in (pullback, made)]
+        if shapes[0] != shapes[1]:
+            raise OutputError(
+                f"{caller}: the function returned tensors of shapes {shapes[0]} when the operator was made, "
+                f"and {shapes[1]} at its first product, so it has no one Jacobian. Give one that returns the "
+                "same shapes at every run."
+            )
+        return made
+
+    return _operator(_Flat(_Lazily(linearized), inputs, outputs), _Flat(lambda: pullback, outputs, inputs))
 
 
 def hessian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator:

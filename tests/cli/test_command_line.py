@@ -89,7 +89,7 @@ CASES = {
                 return 3 * g * ctx.saved_tensors[0]
 
         covector.case(3)(torch.sin)
-        covector.case((2,))(torch.cos)
+        covector.case((2,), name="<script>")(torch.cos)
     """,
     "syntax.py": "import covector\ndef f(:\n    pass\n",
     "broken.py": "import covector\nimport covectr\n",
@@ -110,7 +110,7 @@ CASES = {
 }
 
 RUNS = {
-    "good": ["check", "good cases.py", "--json", "good.json"],
+    "good": ["check", "good cases.py", "--jobs", "1", "--json", "good.json"],
     "bad": ["check", "bad.py", "--timeout", "8", "--json", "bad.json", "--html", "pages of bad"],
     "bench": [
         "bench",
@@ -203,7 +203,7 @@ def test_each_way_to_fail(runs):
         "CRASHED       bad.py::dies  # s",
         "FAILED        bad.py::Double  # s",
         "FAILED        bad.py::saved  # s",
-        "PASSED        bad.py::cos  # s",
+        "PASSED        bad.py::<script>  # s",
         "RAISED        bad.py::raises  # s",
         "RAISED        bad.py::sin  # s",
         "TIMED OUT     bad.py::hangs  # s",
@@ -242,9 +242,11 @@ def test_pages_and_data_of_failures(runs, folder):
     """A page for each case that has a report; an index of all; the same as JSON."""
     pages = folder / "pages of bad"
     assert sorted(page.name for page in pages.iterdir()) == [
-        "bad.py-Double.html", "bad.py-cos.html", "bad.py-saved.html", "index.html",
+        "bad.py-Double.html", "bad.py-saved.html", "bad.py-script.html", "index.html",
     ]  # fmt: skip
     index = (pages / "index.html").read_text()
+    assert "&lt;script&gt;" in index
+    assert "<script>" not in index
     assert 'href="bad.py-Double.html"' in index
     assert all(name in index for name in ("raises", "hangs", "dies", "timed out", "crashed"))
     hints = re.findall(r'class="hint" title="([^"]*)"', index)
@@ -307,14 +309,14 @@ def test_bench_of_what_raises(folder, monkeypatch, capsys):
     """It has a row that says so; the others are measured all the same."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
-    targets = ["bad.py::raises", "bad.py::cos"]
+    targets = ["bad.py::raises", "bad.py::<script>"]
     code = cli.main(["bench", *targets, "--seconds", "0.01", "--json", "bench raises.json"])
     said = capsys.readouterr()
     assert (code, said.err) == (1, "")
     first, *others = json.loads((folder / "bench raises.json").read_text())["rows"]
     assert (first["case"], first["ratio"], first["note"]) == ("raises", None, "raised KeyError: 'lost'")
     assert len(others) == 5
-    assert all(row["case"] == "cos" and row["ratio"] > 0 for row in others)
+    assert all(row["case"] == "<script>" and row["ratio"] > 0 for row in others)
     assert re.search(r"^raises +- +- +-  raised KeyError: 'lost'$", said.out, re.MULTILINE)
 
 
@@ -397,7 +399,7 @@ MISUSE = [
     (
         ["check", "bad.py::nothing"],
         "covector check: bad.py has no case called nothing; "
-        "it has Double, raises, hangs, dies, saved, sin, cos.\n",
+        "it has Double, raises, hangs, dies, saved, sin, <script>.\n",
     ),
     (
         ["check", "empty.py"],

@@ -15,6 +15,7 @@ collect_ignore = ["suite"]
 
 # Where the package is installed, pytest finds the plugin by itself; elsewhere it has to be named.
 LOADED = [] if entry_points(group="pytest11", name="covector") else ["-p", "covector_pytest"]
+LOADED += ["-p", "no:zarr"]  # a plugin of zarr, which loads all of it wherever pytest starts
 
 
 class Loaded:

@@ -1,7 +1,9 @@
 """Jacobians in blocks: by any executor the same as in this process, written to files, and continued."""
 
+import io
 import json
 import os
+import re
 import sys
 import threading
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
@@ -300,6 +302,33 @@ def test_a_matrix_in_a_file(suffix, mode, tmp_path):
     assert np.array_equal(written(POINT)[:], expected)
     assert len(executor.tasks) == count + 1  # one block is computed again, and compared
     assert not list(tmp_path.glob("*.partial"))
+
+
+class Terminal(io.StringIO):
+    """What a terminal would show."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("terminal", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_a_bar_shows_how_far_it_is(terminal, tmp_path, monkeypatch):
+    """On a terminal alone; what is continued begins with what is finished."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    out = tmp_path / "matrix.npy"
+    covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
+    path = tmp_path / "matrix.npy.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "finished": [[0, 24]]}))
+    first = terminal.getvalue()
+    covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
+    again = terminal.getvalue().removeprefix(first)
+    if terminal.isatty():
+        assert re.search("blocks .*5/5", first)
+        assert re.findall(r"(\d)/5", again)[0] == "3"
+        assert re.search("blocks .*5/5", again)
+    else:
+        assert (first, again) == ("", "")
 
 
 def test_a_tree_in_a_file(tmp_path):

@@ -15,6 +15,7 @@ from covector.errors import (
     RandomnessError,
     UnsupportedError,
 )
+from watched import Counted
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
@@ -201,10 +202,9 @@ def test_custom_function_without_jvp():
 
 def test_linearize_runs_the_function_once():
     """One run, any number of applications, and branches on values are fine."""
-    runs = []
 
+    @Counted
     def f(x):
-        runs.append(1)
         return {"a": x.sin() if x[0].item() > 0 else x.cos(), "b": (x**2).sum(), "c": torch.ones(2)}
 
     value, jvp_fn = covector.linearize(f, x)
@@ -216,7 +216,7 @@ def test_linearize_runs_the_function_once():
         assert_close(pushed["c"], torch.zeros(2))
     batch = torch.vmap(jvp_fn)(torch.eye(3, dtype=x.dtype))
     assert_close(batch["a"], x.cos().diag())
-    assert len(runs) == 1
+    assert f.runs == 1
 
 
 def test_linearize_where_the_pullback_has_no_derivative():

@@ -7,6 +7,7 @@ from torch.utils import _pytree as registry
 import covector
 from cases import CASES
 from covector.errors import ArgumentTypeError, ArgumentValueError, OutputError, UnsupportedError
+from watched import Counted
 
 x = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 u = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
@@ -76,21 +77,16 @@ def test_modules():
 
 
 def test_the_function_runs_once():
-    runs = []
-
-    def f(x):
-        runs.append(1)
-        return cubic(x)
-
+    f = Counted(cubic)
     for act in (
         lambda: covector.hvp(f, (x,), (u,)),
         lambda: covector.vhp(f, (x,), (u,)),
         lambda: covector.hessian_blocks(f)(x),
         lambda: covector.hessian_diagonal(f, chunk_size=1)(x),
     ):
-        runs.clear()
+        f.runs = 0
         act()
-        assert len(runs) == 1
+        assert f.runs == 1
 
 
 def test_compose():
