@@ -519,6 +519,53 @@ def test_a_noisy_function_of_many_inputs(digits: int, alone: bool, fast: bool) -
     assert runs(counted, report) <= torch_runs(rounded, inputs) + NOISY_SLACK + 2 * coordinates(inputs)
 
 
+@each_speed
+@each_writing
+@pytest.mark.parametrize("digits", [10, 12])
+def test_small_steps_of_a_function_cost_no_column_each(digits: int, alone: bool, fast: bool) -> None:
+    """Its noise is measured along a direction, and a longer one passes."""
+    rounded = ruled(lambda x: x.sin().round(decimals=digits), lambda g, x: g * x.cos())
+    counted = Budgeted(rounded, alone=alone)
+    report = covector.check(counted, normal((60,))(), fast_mode=fast)
+    assert report.outcome == PASSED
+    assert runs(counted, report) < 40
+
+
+def five_percent_off(
+    function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """The derivative of an elementwise function, wrong at one number."""
+    return ruled(function, lambda g, x: g * slope(x) * torch.where(torch.arange(x.numel()) == 11, 1.05, 1.0))
+
+
+LOUD = {
+    "a million times as large": five_percent_off(lambda x: 1e6 * x.sin(), lambda x: 1e6 * x.cos()),
+    "some of them large": five_percent_off(
+        lambda x: 1e6 ** (torch.arange(30) % 7 == 0) * x.sin(),
+        lambda x: 1e6 ** (torch.arange(30) % 7 == 0) * x.cos(),
+    ),
+    "beside a hundred thousand": five_percent_off(lambda x: 1e5 + x.sin(), torch.cos),
+    "beside ten million": five_percent_off(lambda x: 1e7 + x.sin(), torch.cos),
+    "beside a billion": five_percent_off(lambda x: 1e9 + x.sin(), torch.cos),
+    "of very different sizes": five_percent_off(lambda x: (20 * x).exp(), lambda x: 20 * (20 * x).exp()),
+    "in small steps": five_percent_off(lambda x: x.sin().round(decimals=10), torch.cos),
+    "in large steps": five_percent_off(lambda x: x.sin().round(decimals=8), torch.cos),
+    "float32 inside": five_percent_off(lambda x: x.float().sin().double(), torch.cos),
+}
+
+
+@each_speed
+@each_writing
+@pytest.mark.parametrize("name", LOUD)
+def test_a_wrong_derivative_of_a_large_or_noisy_function(name: str, alone: bool, fast: bool) -> None:
+    """Large values and steps of the function cost no second difference of each column."""
+    counted, inputs = Budgeted(LOUD[name], alone=alone), normal((30,))()
+    report = covector.check(counted, inputs, fast_mode=fast)
+    assert report.outcome == FAILED
+    assert report.worst.mismatches[0].column == 11
+    assert runs(counted, report) <= torch_runs(LOUD[name], inputs) + FAILING_SLACK
+
+
 # One number
 
 

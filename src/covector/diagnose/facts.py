@@ -124,9 +124,9 @@ def _label(parts: tuple[Part, ...], coordinate: int) -> str:
 
 
 def _zero(s: Suspect) -> str:
-    """Whether one side is zero there, or in how many of them."""
-    sides = (("analytic", s.nonzero), ("numeric", s.support))
-    zeros = {name: int((~nonzero[s.bad]).sum()) for name, nonzero in sides}
+    """Whether one side alone is zero there, or in how many of them."""
+    sides = (("analytic", s.support & ~s.nonzero), ("numeric", s.nonzero & ~s.support))
+    zeros = {name: int(zero[s.bad].sum()) for name, zero in sides}
     found = {name: count for name, count in zeros.items() if count}
     if set(found.values()) == {int(s.bad.sum())}:
         return f"the {listed([*found])} value is zero there"

@@ -99,6 +99,10 @@ EXTRA_RUNS = 32
 two columns with two or three stencils each. With a second difference of every suspect column, a check stays
 within torch's own number of runs and 60."""
 
+SPARE_RUNS = 56
+"""Where entries stay undecided, runs of a check beyond two for each column: with those that look for the line of
+a lost derivative it stays within torch's own number and 60."""
+
 FAST_RUNS = 20_000
 """Runs of the function in fast mode at most, as many as torch's exhaustive mode takes for 10,000 numbers. Who
 asked for a fast check of more would wait for hours to be told what every column does."""

@@ -87,6 +87,9 @@ class Entries:
                     return False
                 if judged.entries[0].mismatch.note != NOISY:
                     self._learn(judged)
+                if self._record.undecided:  # another one may be certainly wrong
+                    spare = 2 * self._numeric.problem.inputs.size + constants.SPARE_RUNS
+                    self._numeric.limit = max(self._numeric.limit, spare)
             if look_again is not None:
                 look_again()
         return not self._record.undecided

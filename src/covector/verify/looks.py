@@ -100,7 +100,8 @@ class Look:
         """What the derivative says: v^T A u, direction by cotangent."""
         if self.columns is None:
             return analytic.mixed_along(steps).T
-        products: np.ndarray = analytic.mixed.T[self.columns] * steps
+        with np.errstate(all="ignore"):  # zero times infinity
+            products: np.ndarray = analytic.mixed.T[self.columns] * steps
         return products
 
     def least(self, steps: np.ndarray) -> np.ndarray:

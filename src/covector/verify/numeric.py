@@ -303,7 +303,8 @@ class Numeric:
         problem = self.problem
         self._take(6)
         points = np.repeat(problem.point[None], 6, axis=0)
-        points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
+        with np.errstate(over="ignore"):  # infinity is outside of the domain
+            points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
         rows = self._one_by_one(points)
         return np.concatenate([rows[:3], problem.value[None], rows[3:]])
 
