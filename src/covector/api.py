@@ -43,11 +43,11 @@ from covector.verify.arguments import (
 from covector.verify.checks import run_checks
 from covector.verify.finding import Finding, Outcome, failed
 from covector.verify.likes import tensors_for_inputs
+from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
-from covector.verify.run import CheckRun, Options
+from covector.verify.run import CheckRun
 from covector.verify.second import backward_of, given_cotangents, random_cotangents
 from covector.verify.state import quiet, unchanged
-from covector.verify.tolerance import Tolerance
 
 
 @one_tuple_of_inputs

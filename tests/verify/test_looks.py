@@ -15,8 +15,8 @@ from covector.verify.examine import Compared, Examiner
 from covector.verify.locate import columns_apart
 from covector.verify.looks import Look, ladder, signs, singles
 from covector.verify.numeric import Numeric
+from covector.verify.options import Tolerance
 from covector.verify.problem import Problem
-from covector.verify.tolerance import Tolerance
 
 TOL = Tolerance(atol=1e-5, rtol=1e-3, eps=1e-6)
 
@@ -26,7 +26,7 @@ def examiner(function, *inputs) -> Examiner:
     arguments.select(arguments.slots, single=False)
     problem = Problem(Caller("check", function), arguments)
     numeric = Numeric(problem, TOL.eps)
-    numeric.limit = 10**6
+    numeric.spare = 10**6
     return Examiner(numeric, ReverseMap(problem), TOL)
 
 

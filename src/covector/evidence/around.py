@@ -75,7 +75,6 @@ class Differences:
         new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
         at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
         for part in new.split(at_once) if new.numel() else ():
-            self._numeric.limit = self._numeric.runs + 2 * len(part)
             slopes, _ = self._numeric.columns(part.numpy())
             noise = self._numeric.bounds(np.zeros_like(slopes), np.arange(len(slopes)), part.numpy())
             for i, column in enumerate(part.tolist()):

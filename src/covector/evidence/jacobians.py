@@ -138,7 +138,6 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     height, width = problem.shape
     if not numeric.knows_columns and FEW * height <= AT_ONCE:
         # A few first: they tell whether the function can be batched.
-        numeric.limit = numeric.runs + 2 * FEW
         numeric.columns(np.arange(min(FEW, width)))
     wanted, differences = [m.column for m in mismatches], Differences(numeric)
     suspects, whole = _of_suspects(problem.inputs, wanted), budget.holds(run, width)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covector.evidence.evidence import Evidence
 from covector.evidence.jacobians import Jacobians
-from covector.verify.finding import NAMED, Finding, Mismatch, Outcome
+from covector.verify.finding import KINK, NAMED, OUTSIDE, Finding, Mismatch, Outcome
 
 
 def worst(evidence: Evidence) -> Finding:
@@ -53,8 +53,8 @@ def _concerns_entries(found: Finding) -> bool:
     if found.outcome is not Outcome.FAILED or any(m.row < 0 for m in found.mismatches):
         return False
     notes = [m.note for m in found.mismatches]
-    outside = any(note.startswith("outside the domain") for note in notes)
-    return not outside and not all(note.startswith("not differentiable") for note in notes)
+    outside = any(note.startswith(OUTSIDE) for note in notes)
+    return not outside and not all(note.startswith(KINK) for note in notes)
 
 
 def _size(jacobians: Jacobians, bad: Tensor) -> Tensor:

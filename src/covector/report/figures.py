@@ -16,15 +16,12 @@ from covector.report.heatmaps import Pair, pairs_of
 from covector.report.reproduce import Reproduction
 from covector.report.scan import Scan, scan
 from covector.verify.finding import Finding, Mismatch, Outcome
+from covector.verify.options import Tolerance
 from covector.verify.run import CheckRun
 from covector.verify.state import quiet
-from covector.verify.tolerance import Tolerance
 
 # How many suspects are scanned.
 _SCANS = 6
-
-# A page is asked for by name, and shows what its own budget allows.
-_UNLIMITED = 10**9
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Source:
         named = [m for f in findings for m in f.mismatches if f.check == mode or mode == "no derivative"]
         with self.unchanged(), quiet():
             jacobians = gather(run, mode, named, PAGE)
-            run.numeric.limit = _UNLIMITED
             pairs = pairs_of(jacobians)
             suspects = named or [p.worst for p in pairs if p.worst is not None][:2]
             scans = [scan(run.numeric, m, run.options.tol) for m in _distinct(suspects)]

@@ -17,8 +17,7 @@ from torch import Tensor
 from covector._chart import is_strided
 from covector._tree import parameter_names
 from covector.report.inputs import Input, can_be_saved, known_inputs, loaded, save
-from covector.verify.run import Options
-from covector.verify.tolerance import Tolerance
+from covector.verify.options import Options, Tolerance
 
 _WIDTH = 96
 

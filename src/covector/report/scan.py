@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from covector.verify import constants
 from covector.verify.finding import Mismatch
 from covector.verify.judge import judge
 from covector.verify.numeric import Numeric
-from covector.verify.tolerance import Tolerance
+from covector.verify.options import Tolerance
 
 # Steps from 1e-1 to 1e-12, two per decade.
 _STEPS = np.array([10 ** (-exponent / 2) for exponent in range(2, 25)])
@@ -44,6 +45,7 @@ def scan(numeric: Numeric, mismatch: Mismatch, tol: Tolerance) -> Scan:
     plus, minus = (
         np.array([numeric.single(point)[row] for point in here + sign * moves]) for sign in (1.0, -1.0)
     )
+    numeric.spare = constants.EXTRA_RUNS
     judged = judge(numeric, column, [row], [analytic], tol).entries[0]
     value = numeric.problem.value[row]
     with np.errstate(all="ignore"):

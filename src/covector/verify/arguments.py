@@ -15,7 +15,7 @@ from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, Optio
 from covector.transforms._door import check_seed, summary
 from covector.transforms.module import as_function
 from covector.verify.leaves import is_differentiable
-from covector.verify.run import Options
+from covector.verify.options import Options
 
 _INFINITY = float("inf")
 

@@ -129,7 +129,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     moves = np.zeros((1, problem.inputs.size))
     moves[0, columns] = steps
     nothing = ZeroMap(problem, run.options.seed)
-    numeric.limit = numeric.runs + constants.EXTRA_RUNS
+    numeric.spare = constants.EXTRA_RUNS
     off = nothing.cotangents @ numeric.differences(moves)[0]
     allowed = run.options.tol.atol * numeric.eps
     if (abs(off) <= allowed).all():

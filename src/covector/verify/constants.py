@@ -100,8 +100,8 @@ two columns with two or three stencils each. With a second difference of every s
 within torch's own number of runs and 60."""
 
 SPARE_RUNS = 56
-"""Where entries stay undecided, runs of a check beyond two for each column: with those that look for the line of
-a lost derivative it stays within torch's own number and 60."""
+"""Where entries stay undecided, runs of a check beyond two for each column: with those that look for the line
+of a lost derivative it stays within torch's own number and 60."""
 
 FAST_RUNS = 20_000
 """Runs of the function in fast mode at most, as many as torch's exhaustive mode takes for 10,000 numbers. Who

@@ -17,8 +17,8 @@ from covector.verify.judge import ColumnJudgement, judge
 from covector.verify.locate import columns_apart, locate_row
 from covector.verify.looks import Look, ladder
 from covector.verify.numeric import BudgetSpent, Numeric
+from covector.verify.options import Tolerance
 from covector.verify.record import Record, Verdict
-from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import unit
 
 
@@ -31,7 +31,7 @@ def decide(
         return record.verdict(0, agreed=True)
     decision = _Decision(Examiner(numeric, analytic, tol), record, fast)
     for looks in ladder(numeric, probes, seed, fast=fast):
-        numeric.limit = numeric.runs + constants.EXTRA_RUNS
+        numeric.spare = constants.EXTRA_RUNS
         record.begin()
         try:
             agreed = all(map(decision.agree, looks))
@@ -58,7 +58,6 @@ class _Decision:
         if length is None:
             return False
         self._record.take(look.name)
-        self._numeric.limit += 2 * len(look)
         suspects, visible = self._examiner.examine(look, noise, length)
         self._record.show(visible)
         if suspects is None:
@@ -96,7 +95,7 @@ class _Decision:
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
         if not self._spares_columns or suspects.hidden(self._tol).any() or halving > all_runs:
             return False
-        self._numeric.limit += int(constants.HALVING_SHARE * all_runs)
+        self._numeric.spare += int(constants.HALVING_SHARE * all_runs)
         allowed = suspects.noise + look.share * self._tol.atol * suspects.least
         each = zip(self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
         return all(
@@ -108,6 +107,7 @@ class _Decision:
     def _column_is_right(self, column: int, which: int) -> bool:
         """Whether a column that disagrees along a cotangent is right all the same."""
         numeric, analytic = self._numeric, self._analytic
+        numeric.spend(2)
         step = numeric.first_steps(np.array([column]))
         with np.errstate(all="ignore"):
             slope = numeric.singly(np.array([column]), step)[0] / step

@@ -8,8 +8,8 @@ import numpy as np
 
 from covector.verify import constants
 from covector.verify.examine import Examiner
-from covector.verify.finding import NAMED
-from covector.verify.judge import NOISY, OUTSIDE, ColumnJudgement, judge, outside
+from covector.verify.finding import NAMED, NOISY, OUTSIDE
+from covector.verify.judge import ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
 # How bad an entry is taken to be that cannot be computed, and is zero analytically.
@@ -70,7 +70,6 @@ class Entries:
         lost, columns = self._lost[:, places], self._columns[places]
         longest = constants.LONGEST_STEP * self._numeric.steps.scale[columns]
         longer = np.exp2(np.ceil(np.log2(np.minimum(lost.max(0) / self._tol.atol, longest))))
-        self._numeric.limit += 2 * len(places)
         moved = self._numeric.singly(columns, longer).T != 0
         self._severity[:, places] = np.where((lost > 0) & moved, _HIDDEN, self._severity[:, places])
 
@@ -88,8 +87,8 @@ class Entries:
                 if judged.entries[0].mismatch.note != NOISY:
                     self._learn(judged)
                 if self._record.undecided:  # another one may be certainly wrong
-                    spare = 2 * self._numeric.problem.inputs.size + constants.SPARE_RUNS
-                    self._numeric.limit = max(self._numeric.limit, spare)
+                    in_all = 2 * self._numeric.problem.inputs.size + constants.SPARE_RUNS
+                    self._numeric.spare = max(self._numeric.spare, in_all - self._numeric.runs)
             if look_again is not None:
                 look_again()
         return not self._record.undecided
@@ -154,7 +153,6 @@ class Entries:
         places = np.flatnonzero((self._severity > 1).any(0))
         if len(places) == 0:
             return
-        self._numeric.limit += 2 * len(places)
         value, columns = self._numeric.problem.value, self._columns[places]
         steps = self._steps_like(judged, columns)
         plus, minus = self._numeric.sides(columns, steps)

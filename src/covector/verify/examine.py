@@ -13,7 +13,7 @@ from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.looks import Look
 from covector.verify.numeric import Numeric
-from covector.verify.tolerance import Tolerance
+from covector.verify.options import Tolerance
 from covector.verify.vectors import products
 
 # By how much (8 a - b) / 6 is noisier than a and b, if these are independent and a is what is looked at.
@@ -197,7 +197,6 @@ class Examiner:
         length = self.length(look, mixed)
         if length is None:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
-        self.numeric.limit += 2 * len(look)
         longer = self._compared(look, mixed, length)
         return longer.suspects(self.tol) and self._extrapolated(longer)
 
@@ -207,7 +206,6 @@ class Examiner:
         Of d(s) = a s + b s^3 + ..., the sum 5 d(s) - 4 d(2s) + d(3s) is left with what is of 5th order.
         """
         look, steps = compared.look, compared.look.steps(self.numeric, compared.length)
-        self.numeric.limit += 6
         near = compared.differences
         far = look.differences(self.numeric, 2 * steps) if far is None else far
         with np.errstate(all="ignore"):
@@ -219,7 +217,6 @@ class Examiner:
 
     def _extrapolated(self, suspects: Compared) -> Compared | None:
         """What still disagrees once the leading truncation error is removed."""
-        self.numeric.limit += 2 * len(suspects)
         steps = suspects.look.steps(self.numeric, suspects.length)
         far = suspects.look.differences(self.numeric, 2 * steps)
         with np.errstate(all="ignore"):

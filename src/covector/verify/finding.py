@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 NAMED = 8
 """How many wrong entries a report names."""
 
+# How the note of an entry begins.
+OUTSIDE = "outside the domain"
+NOT_FINITE = "the analytic value is not finite"
+NOISY = "the noise of the difference exceeds the tolerance"
+UNSETTLED = "differences of several lengths do not agree"
+KINK = "not differentiable here"
+
 
 class Outcome(StrEnum):
     """How a check ended; a report has the worst of its checks."""
@@ -137,16 +144,16 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         return Finding(name, verdict.outcome, entries=verdict.entries)
     notes = {m.note for m in verdict.mismatches}
     summary, advice = f"{what} disagrees with central differences", ""
-    if any(note.startswith("outside the domain") for note in notes):
+    if any(note.startswith(OUTSIDE) for note in notes):
         places = ", ".join(str(m.entry) for m in verdict.mismatches[:4])
-        summary = f"outside the domain at entries {places}"
+        summary = f"{OUTSIDE} at entries {places}"
     elif verdict.outcome is Outcome.INCONCLUSIVE and verdict.looks[-1:] == ("signs",):
         summary = f"{what} disagrees with differences along random directions, and no few columns explain it"
         advice = "Kinks or noise do this too. fast_mode=False moves every column, max_entries= a few."
     elif verdict.outcome is Outcome.INCONCLUSIVE:
         reasons = [m.note for m in verdict.mismatches if m.note]
-        summary = reasons[0] if reasons else "the noise of the difference exceeds the tolerance"
-    elif notes and all(note.startswith("not differentiable") for note in notes):
+        summary = reasons[0] if reasons else NOISY
+    elif notes and all(note.startswith(KINK) for note in notes):
         summary = "the function is not differentiable at this point"
     return Finding(
         name,

@@ -17,16 +17,10 @@ import numpy as np
 
 from covector.errors import described
 from covector.verify import constants
-from covector.verify.finding import Mismatch, Outcome
+from covector.verify.finding import KINK, NOISY, NOT_FINITE, OUTSIDE, UNSETTLED, Mismatch, Outcome
 from covector.verify.numeric import BudgetSpent, Numeric
+from covector.verify.options import Tolerance
 from covector.verify.slopes import Slopes, Stencils, slopes_of
-from covector.verify.tolerance import Tolerance
-
-OUTSIDE = "outside the domain"
-NOT_FINITE = "the analytic value is not finite"
-NOISY = "the noise of the difference exceeds the tolerance"
-UNSETTLED = "differences of several lengths do not agree"
-KINK = "not differentiable here"
 
 
 @dataclass(frozen=True)

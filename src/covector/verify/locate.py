@@ -26,7 +26,7 @@ def columns_apart(
     reaches alone. Each number of `off` belongs to a cotangent.
     """
     pending = [(columns, steps, off, True)]
-    numeric.limit += 4 * (len(columns) - 1).bit_length()
+    numeric.spare += 4 * (len(columns) - 1).bit_length()
     while pending:
         columns, steps, off, seen = pending.pop()
         if not seen:
@@ -49,6 +49,7 @@ def columns_apart(
 
 def _off(numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """What these columns are off by together, along each cotangent."""
+    numeric.spend(2)
     moves = np.zeros((1, numeric.problem.inputs.size))
     moves[0, columns] = steps
     with np.errstate(all="ignore"):

@@ -44,7 +44,8 @@ class Numeric:
         # Of a function in low precision, steps are chosen for that.
         self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
         self.runs = 0
-        self.limit = constants.EXTRA_RUNS
+        self.spare = constants.EXTRA_RUNS
+        """How many runs judging and halving may still take; a look takes what it needs."""
         self._truncation: dict[int, float] = {}
         """What share of itself a difference with the first step was found to be off by, by column."""
         self.refusal: BaseException | None = None
@@ -80,7 +81,7 @@ class Numeric:
 
     def at(self, points: np.ndarray) -> np.ndarray:
         """The outputs at these points, a row for each; NaN where the function raises."""
-        self._take(len(points))
+        self.runs += len(points)
         if len(points) > 2 * constants.DIRECTIONS and self.batches:  # of few points it takes longer
             try:
                 rows = self._in_batches(points)
@@ -91,11 +92,11 @@ class Numeric:
             self._trusted = False
         return self._one_by_one(points)
 
-    def _take(self, runs: int) -> None:
-        """Count runs of the function, unless there are too many."""
-        if self.runs + runs > self.limit:
+    def spend(self, runs: int) -> None:
+        """Take so many of the spare runs, unless there are fewer."""
+        if runs > self.spare:
             raise BudgetSpent
-        self.runs += runs
+        self.spare -= runs
 
     def _in_batches(self, points: np.ndarray) -> np.ndarray | None:
         """The outputs at these points, evaluated at once; None if that is not what single ones give."""
@@ -206,7 +207,7 @@ class Numeric:
 
     def difference(self, move: Callable[[], np.ndarray]) -> np.ndarray:
         """The same for one move, which is made anew for each run: it may be as large as all inputs."""
-        self._take(2)
+        self.runs += 2
         here = self.problem.point
         plus = self.single(here, Shift(np.add, move))
         return self.single(here, Shift(np.subtract, move), partial(_halved, plus))[None]
@@ -261,7 +262,6 @@ class Numeric:
             plus = self._ahead[columns]
             minus = plus - 2 * self._kept[columns]
         else:
-            self.limit += 2 * len(columns)
             plus, minus = self.sides(columns, self.first_steps(columns))
         value = self.problem.value
         with np.errstate(all="ignore"):
@@ -301,7 +301,8 @@ class Numeric:
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
         problem = self.problem
-        self._take(6)
+        self.spend(6)
+        self.runs += 6
         points = np.repeat(problem.point[None], 6, axis=0)
         with np.errstate(over="ignore"):  # infinity is outside of the domain
             points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])

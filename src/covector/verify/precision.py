@@ -23,9 +23,9 @@ from covector._engine.rounding import RandomRounding
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import NAMED, Mismatch, Outcome
+from covector.verify.options import Tolerance
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
-from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import weights
 
 Map = ReverseMap | ForwardMap

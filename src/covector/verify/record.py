@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from covector.verify.finding import NAMED, Mismatch, Outcome
-from covector.verify.judge import NOT_FINITE, OUTSIDE, ColumnJudgement, Judgement
+from covector.verify.finding import NAMED, NOT_FINITE, OUTSIDE, Mismatch, Outcome
+from covector.verify.judge import ColumnJudgement, Judgement
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,35 +13,12 @@ from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
 from covector.verify.decide import decide
 from covector.verify.finding import Outcome
 from covector.verify.numeric import Numeric
+from covector.verify.options import Options, Tolerance
 from covector.verify.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.taylor import Taylor
-from covector.verify.tolerance import Tolerance
 from covector.verify.vectors import weights
-
-
-class Options(NamedTuple):
-    """What is to be checked, and how."""
-
-    tol: Tolerance
-    fast: bool = False
-    probes: int | None = None
-    max_entries: int | None = None
-    nondet_tol: float = 0.0
-    reverse: bool = True
-    forward: bool = False
-    undefined: bool = True
-    masked: bool = False
-    dtypes: bool = False
-    batched: bool = False
-    batched_forward: bool = False
-    seed: int = 0
-    max_memory: int | None = None
-    taylor: bool = False
-    brief: bool = False
-    """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
-
 
 # A derivative below this is zero, where it should be.
 _ZERO = 1e-12

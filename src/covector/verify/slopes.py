@@ -26,7 +26,7 @@ import numpy as np
 
 from covector._lazy import lazy
 from covector.verify import constants
-from covector.verify.tolerance import Tolerance
+from covector.verify.options import Tolerance
 
 _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
 

@@ -10,6 +10,7 @@ from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect, listed
 from covector.evidence.evidence import COARSE
+from covector.verify.finding import KINK, OUTSIDE
 
 
 def stale(case: Case) -> Iterator[Observation]:
@@ -65,14 +66,14 @@ def _rounded(s: Suspect, noun: str) -> Iterator[Observation]:
 def kink(case: Case) -> Iterator[Observation]:
     """The one-sided slopes differ."""
     notes = [m.note for m in case.finding.mismatches]
-    if notes and all(note.startswith("not differentiable") for note in notes):
+    if notes and all(note.startswith(KINK) for note in notes):
         text = "the slopes on the two sides of the point differ, the analytic value lies between them"
         yield Observation(text, 0.99)
 
 
 def domain(case: Case) -> Iterator[Observation]:
     """The function is not finite around the point."""
-    if any(m.note.startswith("outside the domain") for m in case.finding.mismatches):
+    if any(m.note.startswith(OUTSIDE) for m in case.finding.mismatches):
         yield Observation("the function is not finite on some side of the point", 0.99)
 
 
