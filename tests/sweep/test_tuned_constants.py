@@ -88,6 +88,11 @@ FUNCTIONS = {
     "four points": (torch.sin, point(0.3, 0.6)),
     "large beside small": (lambda x: torch.cat([1e7 * x[:1], x[1:].sin()]), point(0.3, 0.6, 0.9)),
     "float32 inside": (lambda x: x.float().sin().double(), point(0.3, 0.6, 0.9)),
+    "small steps and many": (lambda x: noisy(x) + x.sin().sum(), linspace(0.5, 1.5, 40)),
+    "an undecided entry beside a wrong one": (
+        lambda x: x * x.abs().sqrt() + 1e-2 * (x - x.detach()) * (torch.arange(3) == 1),
+        point(0.0, 1.0, 2.0),
+    ),
     "many numbers": (lambda x: x.sin().cumsum(0), linspace(0.5, 1.5, 900)),
 }
 
