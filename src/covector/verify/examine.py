@@ -124,7 +124,7 @@ class Examiner:
         """
         shortest, longest = look.lengths(self.numeric.eps)
         if self.measured is not None and look.columns is not None:
-            longest *= constants.SHORTER
+            longest = constants.SHORTER**2
             noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
         with np.errstate(all="ignore"):
             allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
@@ -189,9 +189,10 @@ class Examiner:
     def _beyond_noise(self, suspects: Compared, noise: _Noise) -> Compared | None:
         """What still disagrees with steps so long that the noise of the function would not show."""
         look, worst = suspects.look, suspects.part(slice(0, 1))
-        if not abs(suspects.off).max() <= constants.LOUDER * noise.mixed:
+        if not abs(suspects.off).max() <= noise.mixed:
             return suspects
-        shorter = self._compared(worst.look, worst.noise, suspects.length / constants.NEXT_LENGTH**2)
+        near = min(look.lengths(self.numeric.eps)[0], suspects.length / constants.NEXT_LENGTH**2)
+        shorter = self._compared(worst.look, worst.noise, near)
         if not noise.is_like(self._noise_along(shorter)):
             return suspects
         self.measured, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
