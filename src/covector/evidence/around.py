@@ -113,7 +113,10 @@ class Around:
                 rows = _joined(outputs, rows, torch.tensor([source]), most)
             acted_on = self._pulled(rows).nonzero().flatten()
             columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
-            rows, columns = _matched(outputs, inputs, rows, columns, _GROWS * min(room.rows, room.columns))
+            most = _GROWS * min(room.rows, room.columns)
+            matched, columns = _matched(outputs, inputs, rows, columns, most)
+            # Not without the row that is known to be wrong.
+            rows = matched if all(m.row in matched for m in self.mismatches[:1]) else rows
         return rows, columns
 
     def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
@@ -197,7 +200,10 @@ def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
 def _matched(
     outputs: Chart, inputs: Chart, rows: Tensor, columns: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Rows and columns with the same indices in an input and an output of one shape, if not too many."""
+    """Rows and columns with the same indices in an input and an output of one shape.
+
+    All indices of either; if these are too many, the rows are only those with the indices of the columns.
+    """
     for output in outputs.places:
         for place in inputs.places:
             if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
@@ -208,4 +214,6 @@ def _matched(
             both = widened(output, torch.cat([mine, others]).unique(), most)
             if both.numel() <= most and mine.numel() and others.numel():
                 rows, columns = torch.cat([rows, both]).unique(), torch.cat([columns, both + apart]).unique()
+            elif mine.numel() and bool(torch.isin(mine, others).all()):
+                rows = torch.cat([rows[(rows < output.start) | (rows >= output.stop)], mine]).unique()
     return rows, columns
