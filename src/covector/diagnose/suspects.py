@@ -99,6 +99,8 @@ class Suspect:
     everything: Tensor
     """The whole input, of which `point` has the coordinates that were looked at."""
     all_outputs: bool
+    beyond: Tensor
+    """Which columns an output depends on that was not looked at."""
 
     @property
     def where(self) -> str:
@@ -144,6 +146,11 @@ class Suspect:
         return self.analytic.abs() > 4 * self.slack
 
     @lazy
+    def used(self) -> Tensor:
+        """Which columns some output depends on, looked at or not."""
+        return self.support.any(0) | self.beyond
+
+    @lazy
     def active(self) -> Tensor:
         """Which columns have a derivative to be wrong about."""
         return (self.support | self.nonzero).any(0)
@@ -181,6 +188,7 @@ def _suspect(jacobians: Jacobians, part: Part) -> Suspect | None:
         jacobians.value[at],
         jacobians.everything[part.place.start : part.place.stop],
         {id(o) for o in concerned} <= {id(o) for o in wrong},
+        jacobians.beyond[over],
     )
 
 

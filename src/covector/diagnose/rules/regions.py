@@ -20,6 +20,9 @@ _SLICES = ("row", "column")
 _FEW = 3
 
 
+# More than this share of the entries of wrong elements are wrong, if it is what these hold that matters.
+_MOST = 0.5
+
 # Fewer elements than this lie on either side of some value too often.
 _BOTH = 6
 
@@ -123,9 +126,10 @@ def boundary(case: Case) -> Iterator[Observation]:
     for s, p in _elements(case):
         if min(p.shape) < 3 or len(p.wrong) < 2 or int(p.right.sum()) < 2:  # one inside shows little
             continue
-        ends = (p.index == 0) | (p.index == torch.tensor(p.shape) - 1)
-        regions = {f"both ends of dimension {axis}": ends[:, axis] for axis in range(len(p.shape))}
-        if len(p.shape) > 1:
+        first, last = p.index == 0, p.index == torch.tensor(p.shape) - 1
+        ends, seen = first | last, first[p.bad].any(0) & last[p.bad].any(0)
+        regions = {f"both ends of dimension {axis}": ends[:, axis] for axis in seen.nonzero().flatten().tolist()}
+        if len(p.shape) > 1 and bool(seen.all()):
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
             if p.exactly(region):
@@ -136,10 +140,15 @@ def boundary(case: Case) -> Iterator[Observation]:
 
 
 def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
-    """For each suspect, the values of the input where it is wrong and where it is right."""
+    """For each suspect, the values of the input where it is wrong and where it is right.
+
+    What an element holds is no reason if most outputs that depend on it are right.
+    """
     for s in case.suspects:
         bad = s.bad.any(0)
         right = s.active & ~bad
+        if float(s.bad[:, bad][(s.support | s.nonzero)[:, bad]].double().mean()) <= _MOST:
+            continue
         if int(bad.sum()) > 1 and int(right.sum()) > 1 and bool(s.exact.all(0)[right].all()):
             yield s, s.point[bad], s.point[right]
 
