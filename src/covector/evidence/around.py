@@ -138,7 +138,7 @@ class Around:
             if few_touched.numel() <= most:
                 (rows, columns), touched = fewer, few_touched
         if touched.numel() <= most:
-            judged = [m.row for m in self.wrong if m.column in columns]
+            judged = [spot.row for spot in self.wrong if spot.column in columns]
             rows = _joined(outputs, torch.tensor(judged, dtype=torch.int64), touched, most)
         if self.mode == "reverse mode" and self.run.problem.differentiable:
             if (source := self._source(rows)) is not None:
@@ -146,17 +146,18 @@ class Around:
             acted_on = self._pulled(rows).nonzero().flatten()
             columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
             most = _GROWS * min(room.rows, room.columns)
-            matched, columns = _matched(outputs, inputs, rows, columns, most)
+            wrong = [p for p in inputs.places if any(p.start <= spot.column < p.stop for spot in self.wrong)]
+            matched, columns = _matched(outputs.places, wrong, rows, columns, most)
             # Not without the row that is known to be wrong.
-            rows = matched if all(m.row in matched for m in self.wrong[:1]) else rows
+            rows = matched if all(spot.row in matched for spot in self.wrong[:1]) else rows
         return rows, columns
 
     def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
         """Indices around the worst mismatch of each tensor: as rows, and as columns."""
         problem = self.run.problem
         sides = [
-            _Side.of(problem.outputs.places, [m.row for m in self.wrong], room.rows),
-            _Side.of(problem.inputs.places, [m.column for m in self.wrong], room.columns),
+            _Side.of(problem.outputs.places, [spot.row for spot in self.wrong], room.rows),
+            _Side.of(problem.inputs.places, [spot.column for spot in self.wrong], room.columns),
         ]
         found = iter(
             grids(
@@ -179,7 +180,7 @@ class Around:
 
     def _source(self, rows: Tensor) -> int | None:
         """A row that acts on the column of the worst mismatch, found by halving, if none of these does."""
-        column = next((m.column for m in self.wrong), -1)
+        column = next((spot.column for spot in self.wrong), -1)
         if column < 0 or bool(self._pulled(rows)[column]):
             return None
         others = torch.ones(self.run.problem.shape[0], dtype=torch.bool)
@@ -230,14 +231,14 @@ def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
 
 
 def _matched(
-    outputs: Chart, inputs: Chart, rows: Tensor, columns: Tensor, most: int
+    outputs: Sequence[AnyPlace], inputs: Sequence[AnyPlace], rows: Tensor, columns: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
     """Rows and columns with the same indices in an input and an output of one shape.
 
     All indices of either; if these are too many, the rows are only those with the indices of the columns.
     """
-    for output in outputs.places:
-        for place in inputs.places:
+    for output in outputs:
+        for place in inputs:
             if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
                 continue
             apart = place.start - output.start
