@@ -441,7 +441,7 @@ def _leaky(seed, *shape):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_where_entries_are_is_not_said_of_a_sample(seed):
-    """The columns that were looked at are not all that are wrong, and no input is called right that is not."""
+    """What was looked at is not all that is wrong, and no input is called right that is not."""
     report = _leaky(seed, 20, 20)
     assert not diagnoses(report)
     about_x, about_b = report.worst.facts

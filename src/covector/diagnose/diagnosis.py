@@ -94,9 +94,7 @@ def _in_part(seen: list[tuple[Rule, Observation]], case: Case) -> list[tuple[Rul
     wrong = {suspect.where: int(suspect.bad.sum()) for suspect in case.suspects}
     every = "" in where or wrong.keys() <= where
     least = 0.0 if every else _SHARE * sum(wrong.values())
-    seen = [
-        (rule, found) for rule, found in seen if not rule.places or _accounted(found, wrong) >= least
-    ]
+    seen = [(rule, found) for rule, found in seen if not rule.places or _accounted(found, wrong) >= least]
     return [
         (rule, found)
         if every and (found.explained is None or found.explained == wrong.get(found.where))

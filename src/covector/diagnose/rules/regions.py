@@ -128,7 +128,9 @@ def boundary(case: Case) -> Iterator[Observation]:
             continue
         first, last = p.index == 0, p.index == torch.tensor(p.shape) - 1
         ends, seen = first | last, first[p.bad].any(0) & last[p.bad].any(0)
-        regions = {f"both ends of dimension {axis}": ends[:, axis] for axis in seen.nonzero().flatten().tolist()}
+        regions = {
+            f"both ends of dimension {axis}": ends[:, axis] for axis in seen.nonzero().flatten().tolist()
+        }
         if len(p.shape) > 1 and bool(seen.all()):
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
