@@ -798,6 +798,15 @@ def _by_channel(g, x):
 
 
 KINDS = {
+    "an index of a sum over segments that is off by one": (
+        ruled(
+            lambda x: torch.zeros(6, 10, dtype=x.dtype).index_add(0, torch.arange(40) ** 2 % 6, x),
+            lambda g, x: g[(torch.arange(40) ** 2 + 1) % 6],
+        ),
+        ((40, 10),),
+        "displaced",
+        "the right numbers one place too far, along dimension 0 of `output`",
+    ),
     "a weight that is not transposed, of many rows": (
         ruled(lambda x, w, b: x @ w.T + b, lambda g, x, w, b: (g @ w.T, g.T @ x, g.sum(0))),
         ((20, 16), (16, 16), (16,)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -107,6 +107,21 @@ class Suspect:
         """Which part of the Jacobian this is."""
         word = "input" if len(self.inputs.parts) == 1 else "inputs"
         return f"{word} {self.inputs.name}" + ("" if self.all_outputs else f" and {self.outputs.name}")
+
+    @property
+    def turned(self) -> Suspect:
+        """The same entries, with outputs and inputs in each other's place."""
+        return replace(
+            self,
+            analytic=self.analytic.T,
+            numeric=self.numeric.T,
+            bound=self.bound.T,
+            bad=self.bad.T,
+            outputs=self.inputs,
+            inputs=self.outputs,
+            point=self.value,
+            value=self.point,
+        )
 
     @lazy
     def scale(self) -> float:
