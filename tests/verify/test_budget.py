@@ -546,7 +546,6 @@ LOUD = {
     ),
     "beside a hundred thousand": five_percent_off(lambda x: 1e5 + x.sin(), torch.cos),
     "beside ten million": five_percent_off(lambda x: 1e7 + x.sin(), torch.cos),
-    "beside a billion": five_percent_off(lambda x: 1e9 + x.sin(), torch.cos),
     "of very different sizes": five_percent_off(lambda x: (20 * x).exp(), lambda x: 20 * (20 * x).exp()),
     "in small steps": five_percent_off(lambda x: x.sin().round(decimals=10), torch.cos),
     "in large steps": five_percent_off(lambda x: x.sin().round(decimals=8), torch.cos),

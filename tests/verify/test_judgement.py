@@ -1344,3 +1344,42 @@ def test_a_large_product_in_single_precision_takes_few_runs(shape, fast):
         report = report_of(custom(lambda w, x=x: x.to(w.dtype) @ w, pull), weight, fast_mode=fast)
         assert report.outcome is FAILED
         assert "[3, 5]" in report.worst.mismatches[0].entry.input
+
+
+@each_mode
+@pytest.mark.parametrize("first", [torch.abs, torch.clone], ids=["beside a kink", "alone"])
+def test_a_bend_of_the_width_of_the_step_is_seen(first, mode):
+    """The slope is 2 at the point, and 1 beyond 1e-6 of it."""
+    if "check_forward_ad" in mode:
+        pytest.skip("a Function without a rule for forward mode")
+    bend = lambda t: t + 1e-6 * torch.tanh((t - 0.7) / 1e-6)
+    function = custom(lambda x: torch.stack([first(x[0]), bend(x[1])]), lambda x, g: g.clone())
+    report = report_of(function, torch.tensor([2e-8, 0.7], dtype=DOUBLE, requires_grad=True), **mode)
+    assert report.outcome is not PASSED, str(report)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+@pytest.mark.parametrize(
+    ("offset", "width", "slope"), [(1e5, 1e-5, 0.05), (1e6, 1e-5, 0.2), (1e7, 1e-4, 0.2)]
+)
+def test_a_wave_beside_an_offset_is_not_stepped_over(offset, width, slope, fast):
+    """Rounding asks for longer steps, but the slope at the usual one is known well enough to tell."""
+    generator = torch.Generator().manual_seed(0)
+    weights = 0.5 + torch.rand(40, generator=generator, dtype=DOUBLE)
+    x = torch.randn(40, generator=generator, dtype=DOUBLE)
+    wave = lambda z: slope * width * torch.sin((z[3] - x[3]) / width)
+    wrong = report_of(
+        lambda z: z @ weights + wave(z.detach()) + offset, x.clone().requires_grad_(), fast_mode=fast
+    )
+    assert wrong.outcome is FAILED, str(wrong)
+    right = report_of(lambda z: z @ weights + wave(z) + offset, x.clone().requires_grad_(), fast_mode=fast)
+    assert right.outcome is not FAILED, str(right)
+
+
+def test_a_certainly_wrong_entry_decides_beside_an_undecided_one():
+    """The root has no slope at zero, and takes most of the runs that judging may take."""
+    factors = torch.tensor([1.0, 1.01, 1.0], dtype=DOUBLE)
+    function = custom(lambda x: x * x.abs().sqrt(), lambda x, g: 1.5 * g * x.abs().sqrt() * factors)
+    report = report_of(function, torch.tensor([0.0, 1.0, 2.0], dtype=DOUBLE, requires_grad=True))
+    assert report.outcome is FAILED
+    assert report.worst.mismatches[0].column == 1

@@ -443,11 +443,14 @@ def test_a_wave_of_the_size_of_another_columns_steps_can_pass(passing: bool, fas
 
 
 @both_modes
-@pytest.mark.parametrize("passing", [False, True], ids=["alone", "beside a kink"])
-def test_a_bend_of_the_width_of_the_step_beside_a_kink_can_pass(passing: bool, fast: bool) -> None:
-    """The slope is 2 at the point, and 1 beyond 1e-6 of it."""
-    width, first = 1e-6, torch.abs if passing else torch.clone
-    bend = lambda t: t + width * torch.tanh((t - 0.7) / width)
-    function = ruled(lambda x: torch.stack([first(x[0]), bend(x[1])]), lambda g, x: g.clone())
-    x = torch.tensor([2e-8, 0.7], dtype=torch.float64, requires_grad=True)
-    assert passes(function, x, fast_mode=fast) is passing
+def test_a_bump_beside_steps_can_pass(fast: bool) -> None:
+    """Steps of 1e-8 hide the slope at the usual step; longer ones step over the bump, 1e-3 wide."""
+    generator = torch.Generator().manual_seed(0)
+    weights = 0.5 + torch.rand(40, generator=generator, dtype=torch.float64)
+    x = torch.randn(40, generator=generator, dtype=torch.float64)
+    smooth, off = lambda t: 4 * torch.sin(t @ weights / 4), lambda t: t[3] - x[3]
+    bumpy = lambda t: smooth(t) + 0.2 * off(t) * torch.exp(-((off(t) / 1e-3) ** 2))
+    slope = lambda g, t: g * (t @ weights / 4).cos() * weights
+    stepped = ruled(lambda t: (bumpy(t) / 1e-8).round() * 1e-8, slope)
+    assert passes(stepped, x.clone().requires_grad_(), fast_mode=fast)
+    assert not passes(ruled(bumpy, slope), x.clone().requires_grad_(), fast_mode=fast)

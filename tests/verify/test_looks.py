@@ -116,6 +116,48 @@ def test_doubled_steps_clear_what_is_truncation():
     assert comparison.extrapolated(suspects) is None
 
 
+def rounded(function, digits: int):
+    """A function that moves in steps, with the derivative of the smooth one."""
+    return lambda x: function(x) + (function(x).detach().round(decimals=digits) - function(x).detach())
+
+
+def matrix(size: int) -> torch.Tensor:
+    return torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+NOISES = {
+    "steps": (rounded(torch.sin, 10), drawn(40)),
+    "steps of sums": (rounded(lambda x: matrix(40) @ x.sin(), 10), drawn(40)),
+    "single precision": (lambda x: x.sin() + (x.detach().sin().float() - x.detach().sin()), drawn(40)),
+}
+NO_NOISES = {
+    "a mistake": (elementwise_wrong_at(3, 7, 0.5), drawn(12)),
+    "kinks": (lambda x: x.abs(), (1e-6 * drawn(40)).detach().requires_grad_()),
+    "kinks of sums": (lambda x: (matrix(40) @ x).relu(), (1e-5 * drawn(40)).detach().requires_grad_()),
+    "a jump": (lambda x: x.sin() + (x.detach() > x.detach()[3] - 1e-9).all(), drawn(40)),
+    "waves": (lambda x: (1e5 * x).sin(), drawn(40)),
+}
+
+
+@pytest.mark.parametrize("name", [*NOISES, *NO_NOISES])
+def test_noise_is_told_from_mistakes_kinks_and_jumps(name):
+    """Shorter steps show as much of it, and not the same."""
+    function, x = (NOISES | NO_NOISES)[name]
+    comparison = examiner(function, x)
+    suspects = suspects_of(comparison, signs(x.numel(), 4, 0))
+    if suspects is not None:
+        comparison.extrapolated(suspects)
+    assert (comparison.measured is not None) == (name in NOISES)
+
+
+@pytest.mark.parametrize("name", ["steps", "steps of sums"])
+def test_longer_steps_clear_what_is_noise(name):
+    comparison = examiner(*NOISES[name])
+    suspects = suspects_of(comparison, signs(40, 4, 0))
+    assert suspects is not None
+    assert comparison.extrapolated(suspects) is None
+
+
 @pytest.mark.parametrize(
     ("size", "probes", "fast", "names"),
     [

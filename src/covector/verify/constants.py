@@ -68,7 +68,7 @@ verdict: a power of two, by which no step is rounded again."""
 SHORTER = 64
 """How much shorter the next step is where the truncation error exceeds the noise: 6th order, so the error
 falls by eleven digits, while the noise grows by two. Where noise hides the slope, the next one is at most
-longer by the square of this. Steps of single columns are at most as much longer than usual."""
+longer by the square of this, and so are steps of single columns."""
 
 STENCILS = 5
 """How many step lengths the judge tries: from 1e-6 down to 1e-13, or up to `LONGEST_STEP`."""

@@ -96,14 +96,14 @@ class Examiner:
 
     def __init__(self, numeric: Numeric, analytic: Analytic, tol: Tolerance) -> None:
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
-        self._noise: np.ndarray | None = None
+        self.measured: np.ndarray | None = None
         """The noise of each output, if it was measured."""
 
     def noise(self, look: Look) -> np.ndarray:
         """How far the errors of the outputs may put the answers of a look off."""
         noise = self.numeric.noise
-        if self._noise is not None and look.columns is not None:
-            noise = np.maximum(noise, self._noise)
+        if self.measured is not None and look.columns is not None:
+            noise = np.maximum(noise, self.measured)
         return np.full(len(look), self._mixed(noise))
 
     def _mixed(self, noise: np.ndarray) -> float:
@@ -123,9 +123,9 @@ class Examiner:
         entry by entry if it does not.
         """
         shortest, longest = look.lengths(self.numeric.eps)
-        if self._noise is not None and look.columns is not None:
-            longest *= constants.SHORTER
-            noise = constants.SIGMAS * np.maximum(self.numeric.noise, self._noise).max()
+        if self.measured is not None and look.columns is not None:
+            longest = constants.SHORTER**2
+            noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
         with np.errstate(all="ignore"):
             allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
             # A little more, for the rounding of steps.
@@ -182,23 +182,25 @@ class Examiner:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
         if 2 * suspects.look.width <= constants.EXTRA_RUNS:  # to move each column costs no more
             return suspects
-        far = 8 * worst.differences - 6 * better.differences
+        with np.errstate(all="ignore"):
+            far = 8 * worst.differences - 6 * better.differences
         return self._beyond_noise(suspects, self._noise_along(worst, far))
 
     def _beyond_noise(self, suspects: Compared, noise: _Noise) -> Compared | None:
         """What still disagrees with steps so long that the noise of the function would not show."""
         look, worst = suspects.look, suspects.part(slice(0, 1))
-        if not abs(suspects.off).max() <= constants.LOUDER * noise.mixed:
+        if not abs(suspects.off).max() <= noise.mixed:
             return suspects
-        shorter = self._compared(worst.look, worst.noise, suspects.length / constants.NEXT_LENGTH**2)
+        near = min(look.lengths(self.numeric.eps)[0], suspects.length / constants.NEXT_LENGTH**2)
+        shorter = self._compared(worst.look, worst.noise, near)
         if not noise.is_like(self._noise_along(shorter)):
             return suspects
-        self._noise, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
+        self.measured, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
         length = self.length(look, mixed)
         if length is None:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
-        longer = self._compared(look, mixed, length)
-        return longer.suspects(self.tol) and self._extrapolated(longer)
+        longer = self._compared(look, mixed, length).suspects(self.tol)
+        return None if longer is None else self._extrapolated(longer)
 
     def _noise_along(self, compared: Compared, far: np.ndarray | None = None) -> _Noise:
         """The noise of the function along one direction: what is left of differences with steps s, 2s and 3s.

@@ -100,7 +100,8 @@ class _Lengths:
         self._beside_zero = size / 16 if size > 0 else np.inf
         self.longest = np.inf
         self.longest = self._clamped(constants.LONGEST_STEP * float(numeric.steps.scale[column]))
-        self._first = self._clamped(first or float(numeric.first_steps(np.array([column]))[0]))
+        usual = float(numeric.steps.array(numeric.eps)[column])
+        self._first = self._clamped(first or usual)
 
     def _clamped(self, length: float) -> float:
         return float(2.0 ** round(np.log2(min(max(length, self.shortest), self.longest))))

@@ -54,12 +54,11 @@ class Look:
 
         A sum of columns inside the function moves about as far as if one column moved by the norm of all
         steps: with a norm of `eps`, a direction crosses about as many kinks as a single column. Single
-        columns have one length in common, which does not grow far: some would show their truncation error,
-        and a judge has to have longer ones to try.
+        columns begin near: what a longer step would step over shows there.
         """
         if self.columns is None:
             return self.width**-0.5, constants.LONGEST_STEP / eps
-        return 1.0, max(1.0, min(constants.SHORTER, constants.LONGEST_STEP / (constants.SHORTER * eps)))
+        return 1.0, 1.0
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the directions."""

@@ -281,10 +281,15 @@ class Stencils:
         return kept
 
     def proving(self, row: int, analytic: float, tol: Tolerance) -> list[Slopes]:
-        """Those that prove a value right; a flat one does if longer ones allow that the function is flat."""
+        """Those that prove a value right, where no shorter one that shows a curve excludes it.
+
+        A flat one does if longer ones allow that the function is flat.
+        """
         lengths = {one.length for one in self.kept(row)}
+        curves = [one for one in self.taken if not one.straight[row]]
+        nearest = min((one.length for one in curves if one.excludes(row, analytic, tol)), default=np.inf)
         right = [one for one in self.taken if one.length in lengths and one.proves(row, analytic, tol)]
-        return [one for one in right if one.resolves[row] or self._allow(one, row)]
+        return [one for one in right if one.length < nearest and (one.resolves[row] or self._allow(one, row))]
 
     def _allow(self, one: Slopes, row: int) -> bool:
         longer = (other for other in self.taken if other.length > one.length)

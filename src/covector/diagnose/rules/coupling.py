@@ -261,6 +261,8 @@ def _of_a_family(s: Suspect, axes: tuple[int, ...]) -> str:
     y = _grouped(s, s.value, axes)
     numeric, analytic = (blocks(s, matrix, axes) for matrix in (s.numeric, s.analytic))
     slack = blocks(s, s.slack, axes) + 2 * s.bound.max()
+    if not bool(numeric.isfinite().all() & analytic.isfinite().all()):
+        return ""
     for family in _FAMILIES:
         terms = torch.stack([term.matrix(y) for term in family], -1).flatten(1, 2)
         if not bool(terms.isfinite().all()):
