@@ -429,12 +429,50 @@ def test_of_a_large_function_every_entry_of_the_suspect_is_looked_at():
     assert report.evaluations <= 2 * 520 + 60
 
 
-def test_where_entries_are_is_not_said_of_a_sample():
-    """The columns that were looked at are not all that are wrong."""
-    report = covector.check(Product.apply, normal((30, 30), (30, 30))(0))
+def _slope_of_another(g, x, b):
+    slope = torch.where(x > 0, g, 0.1 * g)  # the branch is that of x + b
+    return slope, slope.sum(0)
+
+
+def _leaky(seed, *shape):
+    function = ruled(lambda x, b: F.leaky_relu(x + b, 0.1), _slope_of_another)
+    return covector.check(function, normal(shape, shape[1:])(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_entries_are_is_not_said_of_a_sample(seed):
+    """What was looked at is not all that is wrong, and no input is called right that is not."""
+    report = _leaky(seed, 20, 20)
     assert not diagnoses(report)
-    *_, fact = report.worst.facts
-    assert re.match(r"\d+ wrong entries in a sample for input `x`: the ratio analytic / numeric lies", fact)
+    about_x, about_b = report.worst.facts
+    for fact, name in ((about_x, "x"), (about_b, "b")):
+        assert re.match(rf"\d+ wrong entries in a sample for input `{name}`: the ratio analytic / nu", fact)
+
+
+def test_a_few_entries_are_no_block():
+    report = _leaky(3, 6, 7)
+    assert report.worst.facts
+    assert not any("block" in fact or "same along" in fact for fact in report.worst.facts)
+
+
+def test_rows_that_are_not_looked_at_are_no_mask():
+    """Numbers that are rolled the wrong way come from beyond the sample."""
+    report = covector.check(ruled(lambda x: x.roll(1, -1), lambda g, x: g.roll(1, -1)), normal((8, 40))(0))
+    assert [d.rule for d in diagnoses(report)] == ["displaced"]
+
+
+@pytest.mark.parametrize("rows", [6, 40])
+def test_one_end_is_no_boundary(rows):
+    """The first row gets a gradient that it should not, and nobody takes the last one."""
+    taken = torch.tensor([0, 1, 2, 3, 0, 4, 2])
+    report = covector.check(
+        ruled(
+            lambda w: w[taken] * (taken != 0)[:, None],
+            lambda g, w: torch.zeros_like(w).index_add(0, taken, g),
+        ),
+        normal((rows, 8))(0),
+    )
+    assert [d.rule for d in diagnoses(report)] == ["one slice"]
 
 
 def test_a_loss_that_ignores_its_cotangent():
@@ -745,7 +783,65 @@ def _unprojected(g, a, b):
     return g[:, None] * b / size, g[:, None] * a / size
 
 
+def _normalised(x):
+    return (x - x.mean(-1, keepdim=True)) * (x.var(-1, unbiased=False, keepdim=True) + 1e-5).rsqrt()
+
+
+def _without_variance(g, x):
+    return (x.var(-1, unbiased=False, keepdim=True) + 1e-5).rsqrt() * (g - g.mean(-1, keepdim=True))
+
+
+def _one_branch(g, x, y):
+    slope = g * torch.where(x - y < 1, x - y, (x - y).sign())
+    return slope, -slope
+
+
+def _by_channel(g, x):
+    y = F.group_norm(x, 2)
+    scale = (x.reshape(3, 2, -1).var(-1, unbiased=False) + 1e-5).rsqrt().repeat_interleave(4, 1)[..., None]
+    return scale * (g - g.mean(-1, keepdim=True) - y * (g * y).mean(-1, keepdim=True))
+
+
 KINDS = {
+    "a branch by the difference of two inputs": (
+        ruled(lambda x, y: F.huber_loss(x, y, reduction="none"), _one_branch),
+        ((400,), (400,)),
+        "threshold",
+        "the gradient is wrong where `x` - `y` is below a value between -1.",
+    ),
+    "an index of a sum over segments that is off by one": (
+        ruled(
+            lambda x: torch.zeros(6, 10, dtype=x.dtype).index_add(0, torch.arange(40) ** 2 % 6, x),
+            lambda g, x: g[(torch.arange(40) ** 2 + 1) % 6],
+        ),
+        ((40, 10),),
+        "displaced",
+        "the right numbers one place too far, along dimension 0 of `output`",
+    ),
+    "a weight that is not transposed, of many rows": (
+        ruled(lambda x, w, b: x @ w.T + b, lambda g, x, w, b: (g @ w.T, g.T @ x, g.sum(0))),
+        ((20, 16), (16, 16), (16,)),
+        "transposed",
+        "a matrix in it is not transposed",
+    ),
+    "a product of large matrices that is not transposed": (
+        ruled(lambda x, w: x @ w, lambda g, x, w: (g @ w, x.T @ g)),
+        ((30, 30), (30, 30)),
+        "transposed",
+        "a matrix in it is not transposed",
+    ),
+    "a variance that is left out, of many rows": (
+        ruled(_normalised, _without_variance),
+        ((12, 30),),
+        "normalisation",
+        "lacks the term of the deviation or norm along dimension 1",
+    ),
+    "groups that are averaged by channel": (
+        ruled(lambda x: F.group_norm(x, 2), _by_channel),
+        ((3, 8, 16),),
+        "wrong axis",
+        "along dimension 2, in the function along dimensions 1 and 2",
+    ),
     "a quotient by a norm": (
         ruled(_cosine, _unprojected),
         ((3, 5), (3, 5)),

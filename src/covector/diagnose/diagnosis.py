@@ -23,6 +23,9 @@ _WORTH = 0.8
 # A diagnosis with a rival for the same entries, which is as sure as this, is no surer than that.
 _RIVAL, _CONTESTED = 0.8, 0.85
 
+# Where a smaller share of the wrong entries lies is not told, if nobody knows about the others.
+_SHARE = 0.1
+
 UNKNOWN = "No known kind of mistake fits these entries."
 
 
@@ -83,10 +86,15 @@ def _fired(rule: Rule, case: Case) -> tuple[Observation, ...]:
 
 
 def _in_part(seen: list[tuple[Rule, Observation]], case: Case) -> list[tuple[Rule, Observation]]:
-    """What leaves wrong entries unexplained, of its own input or of one nobody speaks of, is not sure."""
+    """What leaves wrong entries unexplained, of its own input or of one nobody speaks of, is not sure.
+
+    The place of a few of them is left out.
+    """
     where = {found.where for _, found in seen}
     wrong = {suspect.where: int(suspect.bad.sum()) for suspect in case.suspects}
     every = "" in where or wrong.keys() <= where
+    least = 0.0 if every else _SHARE * sum(wrong.values())
+    seen = [(rule, found) for rule, found in seen if not rule.places or _accounted(found, wrong) >= least]
     return [
         (rule, found)
         if every and (found.explained is None or found.explained == wrong.get(found.where))
@@ -136,10 +144,12 @@ def _tested(rule: Rule, group: list[Observation], case: Case) -> str:
     if not rule.entries or rule.alone:
         return ""
     wrong = {s.where: int(s.bad.sum()) for s in case.suspects}
-    accounted = {
-        one.where: wrong.get(one.where, 0) if one.explained is None else one.explained for one in group
-    }
+    accounted = {one.where: _accounted(one, wrong) for one in group}
     mine, every = sum(accounted.values()), sum(wrong.values())
     if rule.places:
         return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
     return f"explains {mine} of {every} wrong entries{case.in_a_sample}"
+
+
+def _accounted(found: Observation, wrong: dict[str, int]) -> int:
+    return wrong.get(found.where, 0) if found.explained is None else found.explained

@@ -93,7 +93,8 @@ def _places(s: Suspect) -> str:
         return text
     if square and not bool(s.bad[diagonal].any()):
         return "all beside the diagonal, which is right"
-    few = len(rows) * len(columns) < 0.5 * s.bad.numel()
+    block = len(rows) * len(columns)
+    few = block < 0.5 * s.bad.numel() and int(s.bad.sum()) > 0.5 * block
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
 
 
@@ -168,6 +169,12 @@ def _relation(s: Suspect) -> str:
     row, column = where.nonzero(as_tuple=True)
     quotient = _Values((s.analytic / s.numeric)[where], row, column)
     difference = _Values((s.analytic - s.numeric)[where], row, column)
+    low, high = quotient.spread
+    if high - low <= _SAME * abs(high):
+        everywhere = " in all of them" if quotient.values.numel() > 1 else ""
+        return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
+    if text := _few_ratios(quotient.values):
+        return text
     for name, one in (("ratio analytic / numeric", quotient), ("difference", difference)):
         low, high = one.spread
         span = f"from {low:.4g} to {high:.4g}"
@@ -176,11 +183,6 @@ def _relation(s: Suspect) -> str:
         if one.same_along(column):
             return f"the {name} is the same along each column, {span}"
     low, high = quotient.spread
-    if high - low <= _SAME * abs(high):
-        everywhere = " in all of them" if quotient.values.numel() > 1 else ""
-        return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
-    if text := _few_ratios(quotient.values):
-        return text
     text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
     for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
         if _steady(quotient.values, values):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -99,12 +99,29 @@ class Suspect:
     everything: Tensor
     """The whole input, of which `point` has the coordinates that were looked at."""
     all_outputs: bool
+    beyond: Tensor
+    """Which columns an output depends on that was not looked at."""
 
     @property
     def where(self) -> str:
         """Which part of the Jacobian this is."""
         word = "input" if len(self.inputs.parts) == 1 else "inputs"
         return f"{word} {self.inputs.name}" + ("" if self.all_outputs else f" and {self.outputs.name}")
+
+    @property
+    def turned(self) -> Suspect:
+        """The same entries, with outputs and inputs in each other's place."""
+        return replace(
+            self,
+            analytic=self.analytic.T,
+            numeric=self.numeric.T,
+            bound=self.bound.T,
+            bad=self.bad.T,
+            outputs=self.inputs,
+            inputs=self.outputs,
+            point=self.value,
+            value=self.point,
+        )
 
     @lazy
     def scale(self) -> float:
@@ -144,6 +161,11 @@ class Suspect:
         return self.analytic.abs() > 4 * self.slack
 
     @lazy
+    def used(self) -> Tensor:
+        """Which columns some output depends on, looked at or not."""
+        return self.support.any(0) | self.beyond
+
+    @lazy
     def active(self) -> Tensor:
         """Which columns have a derivative to be wrong about."""
         return (self.support | self.nonzero).any(0)
@@ -181,6 +203,7 @@ def _suspect(jacobians: Jacobians, part: Part) -> Suspect | None:
         jacobians.value[at],
         jacobians.everything[part.place.start : part.place.stop],
         {id(o) for o in concerned} <= {id(o) for o in wrong},
+        jacobians.beyond[over],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart
 from covector.evidence.sample import FEW, grids, is_gridded, spread, widened
-from covector.verify.finding import Mismatch
 from covector.verify.numeric import Numeric
 from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
@@ -70,6 +70,12 @@ class Differences:
             found[self._known[column][0]] = True
         return torch.from_numpy(found).nonzero().flatten()
 
+    def beyond(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Which of these columns other rows than these depend on."""
+        self._take(columns)
+        at = rows.numpy()
+        return torch.tensor([not np.isin(self._known[c][0], at).all() for c in columns.tolist()])
+
     def _take(self, columns: Tensor) -> None:
         """Difference those that are not known yet, as many at once as memory allows."""
         new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
@@ -83,13 +89,39 @@ class Differences:
                 self._known[column] = rows, slopes[rows, i]
 
 
+class Spot(NamedTuple):
+    """An entry that is wrong."""
+
+    row: int
+    column: int
+
+
+def with_others(run: CheckRun, spots: Sequence[Spot], differences: Differences) -> list[Spot]:
+    """Wrong entries, and those of other inputs in the row of the first, by reverse mode: the largest of each.
+
+    A check that has found one input wrong need not have looked at others.
+    """
+    inputs, tol = run.problem.inputs, run.options.tol
+    if not spots or spots[0].row < 0 or not isinstance(inputs, Chart):
+        return [*spots]
+    row = torch.tensor([spots[0].row])
+    pulled = run.reverse.rows(row.numpy())[0]
+    others = [p for p in inputs.places if not any(p.start <= spot.column < p.stop for spot in spots)]
+    largest = [p.start + int(abs(pulled[p.start : p.stop]).argmax()) for p in others if p.stop > p.start]
+    columns = torch.tensor([column for column in largest if pulled[column]][:FEW], dtype=torch.int64)
+    slopes, bounds = differences.on(row, columns)
+    off = (torch.from_numpy(pulled)[columns] - slopes[0]).abs()
+    wrong = columns[off > tol.atol + tol.rtol * slopes[0].abs() + bounds[0]]
+    return [*spots, *(Spot(spots[0].row, column) for column in wrong.tolist())]
+
+
 @dataclass(frozen=True)
 class Around:
-    """A sample around the entries that a check judged wrong."""
+    """A sample around entries that are wrong."""
 
     run: CheckRun
     mode: str
-    mismatches: Sequence[Mismatch]
+    wrong: Sequence[Spot]
     differences: Differences
 
     def within(self, room: Room) -> tuple[Tensor, Tensor]:
@@ -106,22 +138,26 @@ class Around:
             if few_touched.numel() <= most:
                 (rows, columns), touched = fewer, few_touched
         if touched.numel() <= most:
-            judged = [m.row for m in self.mismatches if m.column in columns]
+            judged = [spot.row for spot in self.wrong if spot.column in columns]
             rows = _joined(outputs, torch.tensor(judged, dtype=torch.int64), touched, most)
         if self.mode == "reverse mode" and self.run.problem.differentiable:
             if (source := self._source(rows)) is not None:
                 rows = _joined(outputs, rows, torch.tensor([source]), most)
             acted_on = self._pulled(rows).nonzero().flatten()
             columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
-            rows, columns = _matched(outputs, inputs, rows, columns, _GROWS * min(room.rows, room.columns))
+            most = _GROWS * min(room.rows, room.columns)
+            wrong = [p for p in inputs.places if any(p.start <= spot.column < p.stop for spot in self.wrong)]
+            matched, columns = _matched(outputs.places, wrong, rows, columns, most)
+            # Not without the row that is known to be wrong.
+            rows = matched if all(spot.row in matched for spot in self.wrong[:1]) else rows
         return rows, columns
 
     def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
         """Indices around the worst mismatch of each tensor: as rows, and as columns."""
         problem = self.run.problem
         sides = [
-            _Side.of(problem.outputs.places, [m.row for m in self.mismatches], room.rows),
-            _Side.of(problem.inputs.places, [m.column for m in self.mismatches], room.columns),
+            _Side.of(problem.outputs.places, [spot.row for spot in self.wrong], room.rows),
+            _Side.of(problem.inputs.places, [spot.column for spot in self.wrong], room.columns),
         ]
         found = iter(
             grids(
@@ -144,7 +180,7 @@ class Around:
 
     def _source(self, rows: Tensor) -> int | None:
         """A row that acts on the column of the worst mismatch, found by halving, if none of these does."""
-        column = next((m.column for m in self.mismatches), -1)
+        column = next((spot.column for spot in self.wrong), -1)
         if column < 0 or bool(self._pulled(rows)[column]):
             return None
         others = torch.ones(self.run.problem.shape[0], dtype=torch.bool)
@@ -195,11 +231,14 @@ def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
 
 
 def _matched(
-    outputs: Chart, inputs: Chart, rows: Tensor, columns: Tensor, most: int
+    outputs: Sequence[AnyPlace], inputs: Sequence[AnyPlace], rows: Tensor, columns: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Rows and columns with the same indices in an input and an output of one shape, if not too many."""
-    for output in outputs.places:
-        for place in inputs.places:
+    """Rows and columns with the same indices in an input and an output of one shape.
+
+    All indices of either; if these are too many, the rows are only those with the indices of the columns.
+    """
+    for output in outputs:
+        for place in inputs:
             if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
                 continue
             apart = place.start - output.start
@@ -208,4 +247,6 @@ def _matched(
             both = widened(output, torch.cat([mine, others]).unique(), most)
             if both.numel() <= most and mine.numel() and others.numel():
                 rows, columns = torch.cat([rows, both]).unique(), torch.cat([columns, both + apart]).unique()
+            elif mine.numel() and bool(torch.isin(mine, others).all()):
+                rows = torch.cat([rows[(rows < output.start) | (rows >= output.stop)], mine]).unique()
     return rows, columns

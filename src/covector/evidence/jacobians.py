@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
-from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room
+from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room, Spot, with_others
 from covector.evidence.sample import FEW, spread
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
@@ -106,6 +106,8 @@ class Jacobians:
     whole: bool
     row_numbers: Tensor
     column_numbers: Tensor
+    beyond: Tensor
+    """Which columns an output depends on that is not among the rows."""
 
     def entry(self, row: int, column: int) -> Entry:
         """The name of an entry of these matrices."""
@@ -139,8 +141,12 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     if not numeric.knows_columns and FEW * height <= AT_ONCE:
         # A few first: they tell whether the function can be batched.
         numeric.columns(np.arange(min(FEW, width)))
-    wanted, differences = [m.column for m in mismatches], Differences(numeric)
-    suspects, whole = _of_suspects(problem.inputs, wanted), budget.holds(run, width)
+    differences, whole = Differences(numeric), budget.holds(run, width)
+    wrong = [Spot(m.row, m.column) for m in mismatches]
+    if not whole and mode == "reverse mode" and problem.differentiable:
+        wrong = with_others(run, wrong, differences)
+    wanted = [spot.column for spot in wrong]
+    suspects = _of_suspects(problem.inputs, wanted)
     count = sum(len(numbers) for numbers in suspects)
     sampled = isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled)
     if whole:
@@ -150,9 +156,9 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     elif budget.sample and not sampled:
         room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
         room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
-        rows, columns = Around(run, mode, mismatches, differences).within(room)
+        rows, columns = Around(run, mode, wrong, differences).within(room)
     else:
-        rows = spread(height, budget.evenly, [m.row for m in mismatches])
+        rows = spread(height, budget.evenly, [spot.row for spot in wrong])
         columns = spread(width, min(budget.evenly, budget.columns(run)), wanted)
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
@@ -180,6 +186,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         whole and not sampled,
         rows,
         columns,
+        differences.beyond(rows, columns),
     )
 
 

@@ -187,20 +187,25 @@ def _pattern(s: Suspect) -> str:
 
 
 def displaced(case: Case) -> Iterator[Observation]:
-    """The right numbers, moved along an axis of the input."""
+    """The right numbers, moved along an axis of the input, or else of the output."""
     for s in case.suspects:
-        shape = s.inputs.shape
-        if shape is None or s.inputs.part is None or not s.support.any():
+        if not s.support.any():
             continue
-        for axis, size in enumerate(s.inputs.part.shape):
-            if size < 3:
-                continue
-            for what, came in _origins(s, axis, size).items():
-                if _explains_moved(s, axis, came):
-                    text = (
-                        f"the {case.noun} for {{where}} has the right numbers {what}, along dimension {axis}"
-                    )
-                    yield Observation(text, 0.95, s.where)
+        found = [*_moved(s)] or [f"{text} of {s.outputs.name}" for text in _moved(s.turned)]
+        for text in found:
+            yield Observation(f"the {case.noun} for {{where}} has the right numbers {text}", 0.95, s.where)
+
+
+def _moved(s: Suspect) -> Iterator[str]:
+    """How numbers are moved, and along which axis of the input."""
+    if s.inputs.shape is None or s.inputs.part is None:
+        return
+    for axis, size in enumerate(s.inputs.part.shape):
+        if size < 3:
+            continue
+        for what, came in _origins(s, axis, size).items():
+            if _explains_moved(s, axis, came):
+                yield f"{what}, along dimension {axis}"
 
 
 def _origins(s: Suspect, axis: int, size: int) -> dict[str, Tensor]:

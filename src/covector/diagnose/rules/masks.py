@@ -21,7 +21,7 @@ _EITHER_SIDE = 2
 def masked(case: Case) -> Iterator[Observation]:
     """Elements that no output depends on get a gradient; where others are wrong too, their place tells."""
     for s in case.suspects:
-        unused = ~s.support.any(0)
+        unused = ~s.used
         count, wrong = int(unused.sum()), s.bad.any(0)
         if count <= _FEW or bool(unused.all()) or not bool(wrong[unused].all()):
             continue
@@ -74,7 +74,7 @@ def inverted(case: Case) -> Iterator[Observation]:
 def another(case: Case) -> Iterator[Observation]:
     """The gradient is zero at elements where it should not be, and not zero at others where it should."""
     for s in case.suspects:
-        true, got = s.support.any(0), s.nonzero.any(0)
+        true, got = s.used, s.nonzero.any(0)
         lost, gained, kept = true & ~got, got & ~true, true & got
         if min(int(lost.sum()), int(gained.sum())) < _EITHER_SIDE or not bool(kept.any()):
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,9 @@ _SLICES = ("row", "column")
 # More wrong elements than this are not told one by one.
 _FEW = 3
 
+
+# More than this share of the entries of wrong elements are wrong, if it is what these hold that matters.
+_MOST = 0.5
 
 # Fewer elements than this lie on either side of some value too often.
 _BOTH = 6
@@ -123,9 +126,12 @@ def boundary(case: Case) -> Iterator[Observation]:
     for s, p in _elements(case):
         if min(p.shape) < 3 or len(p.wrong) < 2 or int(p.right.sum()) < 2:  # one inside shows little
             continue
-        ends = (p.index == 0) | (p.index == torch.tensor(p.shape) - 1)
-        regions = {f"both ends of dimension {axis}": ends[:, axis] for axis in range(len(p.shape))}
-        if len(p.shape) > 1:
+        first, last = p.index == 0, p.index == torch.tensor(p.shape) - 1
+        ends, seen = first | last, first[p.bad].any(0) & last[p.bad].any(0)
+        regions = {
+            f"both ends of dimension {axis}": ends[:, axis] for axis in seen.nonzero().flatten().tolist()
+        }
+        if len(p.shape) > 1 and bool(seen.all()):
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
             if p.exactly(region):
@@ -135,43 +141,92 @@ def boundary(case: Case) -> Iterator[Observation]:
                 yield Observation(text, p.confidence(0.95 if len(p.wrong) > 2 else 0.8), s.where)
 
 
-def _divided(case: Case) -> Iterator[tuple[Suspect, Tensor, Tensor]]:
-    """For each suspect, the values of the input where it is wrong and where it is right."""
+@dataclass(frozen=True)
+class _Divided:
+    """The values of an input, or of a sum with another one, where the derivative is wrong and where right."""
+
+    suspect: Suspect
+    name: str
+    wrong: Tensor
+    right: Tensor
+
+
+def _divided(case: Case, s: Suspect) -> Iterator[_Divided]:
+    """The values by which wrong elements of a suspect may be told from right ones: the simplest first.
+
+    What an element holds is no reason if most outputs that depend on it are right.
+    """
+    bad = s.bad.any(0)
+    right = s.active & ~bad
+    if int(bad.sum()) < 2 or int(right.sum()) < 2 or not bool(s.exact.all(0)[right].all()):
+        return
+    if float(s.bad[:, bad][(s.support | s.nonzero)[:, bad]].double().mean()) <= _MOST:
+        return
+    yield _Divided(s, s.inputs.name, s.point[bad], s.point[right])
+    if int(bad.sum()) + int(right.sum()) < _BOTH:
+        return
+    for other, name in case.others_over(s, s.inputs):
+        # In one order for both inputs, so that it is said once.
+        mine = (s.inputs.name, s.point)
+        (first, a), (second, b) = sorted([mine, (f"`{name}`", other)], key=lambda named: named[0])
+        for sign, values in (("+", a + b), ("-", a - b)):
+            yield _Divided(s, f"{first} {sign} {second}", values[bad], values[right])
+
+
+def _first(
+    case: Case, told: Callable[[_Divided], str], sure: Callable[[_Divided], float]
+) -> Iterator[Observation]:
+    """For each suspect, the first values by which this tells wrong elements from right ones."""
     for s in case.suspects:
-        bad = s.bad.any(0)
-        right = s.active & ~bad
-        if int(bad.sum()) > 1 and int(right.sum()) > 1 and bool(s.exact.all(0)[right].all()):
-            yield s, s.point[bad], s.point[right]
+        for divided in _divided(case, s):
+            if place := told(divided):
+                yield Observation(
+                    f"the {case.noun} is wrong where {place}{manner(s)}", sure(divided), s.where
+                )
+                break
 
 
 def negative(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the input is negative, or positive."""
-    for s, wrong, right in _divided(case):
-        sure = 0.95 * (1 - 0.5 ** (wrong.numel() + right.numel() - 1))
+
+    def told(of: _Divided) -> str:
+        if of.name != of.suspect.inputs.name:  # of a sum, zero is a threshold like others
+            return ""
         for what, sign in (("negative", -1), ("positive", 1)):
-            if bool((sign * wrong > 0).all()) and bool((sign * right <= 0).all()):
-                place = f"where {s.inputs.name} is {what} and right elsewhere{case.in_a_sample}"
-                yield Observation(f"the {case.noun} is wrong {place}{manner(s)}", sure, s.where)
+            if bool((sign * of.wrong > 0).all()) and bool((sign * of.right <= 0).all()):
+                return f"{of.name} is {what} and right elsewhere{case.in_a_sample}"
+        return ""
+
+    return _first(case, told, lambda of: 0.95 * (1 - 0.5 ** (of.wrong.numel() + of.right.numel() - 1)))
 
 
 def threshold(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the input is above, or below, some value."""
-    for s, wrong, right in _divided(case):
-        for word, low, high in (("above", right.max(), wrong.min()), ("below", wrong.max(), right.min())):
-            if low < high and right.numel() > 2:
-                between = f"a value between {float(low):.4g} and {float(high):.4g}"
-                text = f"the {case.noun} is wrong where {s.inputs.name} is {word} {between}{manner(s)}"
-                yield Observation(text, 0.8, s.where)
+
+    def told(of: _Divided) -> str:
+        return (
+            f"{of.name} is {side}" if of.right.numel() > 2 and (side := _beyond(of.wrong, of.right)) else ""
+        )
+
+    return _first(case, told, lambda _: 0.8)
 
 
 def both_sides(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the size of the input is above, or below, some value."""
-    for s, wrong, right in _divided(case):
-        if wrong.numel() + right.numel() < _BOTH or not (bool((wrong > 0).any()) and bool((wrong < 0).any())):
-            continue
-        sizes, others = wrong.abs(), right.abs()
-        for word, low, high in (("above", others.max(), sizes.min()), ("below", sizes.max(), others.min())):
-            if low < high:
-                between = f"a value between {float(low):.4g} and {float(high):.4g}"
-                place = f"where {s.inputs.name} is {word} {between} in size, on both sides of zero"
-                yield Observation(f"the {case.noun} is wrong {place}{manner(s)}", 0.9, s.where)
+
+    def told(of: _Divided) -> str:
+        few = of.wrong.numel() + of.right.numel() < _BOTH
+        if few or not (bool((of.wrong > 0).any()) and bool((of.wrong < 0).any())):
+            return ""
+        side = _beyond(of.wrong.abs(), of.right.abs())
+        return f"{of.name} is {side} in size, on both sides of zero" if side else ""
+
+    return _first(case, told, lambda _: 0.9)
+
+
+def _beyond(wrong: Tensor, right: Tensor) -> str:
+    """On which side of what value all of these lie that are wrong, and none that is right."""
+    for word, low, high in (("above", right.max(), wrong.min()), ("below", wrong.max(), right.min())):
+        if low < high:
+            return f"{word} a value between {float(low):.4g} and {float(high):.4g}"
+    return ""
