@@ -1,6 +1,6 @@
 """The judge of one entry: which stencils are taken, and what follows from them.
 
-The first stencil has the length of the look. Where truncation dominates, the function is not defined, or it
+The first stencil has the usual length. Where truncation dominates, the function is not defined, or it
 seems to have a kink, the next one is shorter; where noise does, or might, longer; and one that excludes the
 analytic value is confirmed by one that is four times shorter. What is narrower than the stencil looks like
 noise, so before a longer stencil a shorter one is tried: so short that the function moves no further than it
@@ -58,7 +58,7 @@ def judge(
     """Decide entries of one column; the lengths of the stencils are chosen for the first of them.
 
     Where the column was judged before, its stencils are known; `first` is the length of the first one, if
-    not that of the look.
+    not the usual one.
     """
     lengths, row, value = _Lengths(numeric, column, first), rows[0], analytic[0]
     stencils = Stencils((), lengths.shortest, lengths.longest) if known is None else known.stencils
