@@ -412,6 +412,18 @@ def test_a_bug_beside_a_domain_is_found():
         assert report.outcome is FAILED, str(report)
 
 
+@pytest.mark.parametrize("size", [6, 300])
+def test_a_bug_beside_a_column_at_the_border_of_its_domain(size):
+    """What can be computed is judged before what cannot: the runs that judging may take are few."""
+    wrong = custom(torch.sin, lambda x, g: g * x.cos() * torch.where(x == x[3], 1.1, 1.0))
+    point = torch.linspace(0.3, 0.9, size, dtype=DOUBLE)
+    point[1] = 0.0
+    for mode in (MODES["reverse"], MODES["fast"]):
+        report = report_of(lambda x: wrong(x) + x[1:2].sqrt(), point.clone().requires_grad_(), **mode)
+        assert report.outcome is FAILED, str(report)
+        assert report.worst.mismatches[0].column == 3, str(report)
+
+
 @pytest.mark.parametrize("mode", [{}, {"check_forward_ad": True}])
 def test_infinite_values_that_do_not_move(mode):
     """An output that is -inf whatever the input (a mask) does not disturb the others."""

@@ -12,11 +12,13 @@ from covector.verify.finding import NAMED, NOISY, OUTSIDE
 from covector.verify.judge import ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
-# How bad an entry is taken to be that cannot be computed, and is zero analytically.
-_UNDEFINED = 2.0
-
 # How bad an entry is that agrees, where noise could hide that it does not.
 _HIDDEN = 1.0 + 1e-9
+
+# How bad an entry is that cannot be computed, where the derivative is zero, and where it is not. One that can
+# be computed may be certainly wrong, so it is judged before.
+_UNDEFINED = 1.0 + 2e-9
+_UNDEFINED_SLOPE = 1.0 + 3e-9
 
 
 class Entries:
@@ -133,8 +135,8 @@ class Entries:
             error = abs(analytic - slopes)
             allowed = self._tol.atol + self._tol.rtol * abs(slopes)
             severity = np.where(error == 0, 0.0, error / allowed)
-            # Where the point itself is outside of the domain, look first where the derivative says something.
-            severity = np.where(np.isnan(severity), np.where(analytic == 0, _UNDEFINED, np.inf), severity)
+            undefined = np.where(analytic == 0, _UNDEFINED, _UNDEFINED_SLOPE)
+            severity = np.where(np.isnan(severity), undefined, severity)
             if self._numeric.problem.low_precision:
                 return severity
             hidden = constants.SIGMAS * noise[:, None] / abs(steps) > allowed
