@@ -382,7 +382,7 @@ def test_large_functions_in_fast_mode_are_diagnosed_from_a_sample():
     (found, *_) = diagnoses(covector.check(cubed(only(733, -1.0)), x, fast_mode=True))
     assert (found.rule, found.evidence, found.tested) == (
         "few elements",
-        "the gradient is wrong at `x[733]`, in one entry of the Jacobian, and right at 129 others in a "
+        "the gradient is wrong at `x[733]`, in one entry of the Jacobian, and right at 65 others in a "
         "sample; it has the wrong sign there",
         "1 of 1 wrong entries in a sample lie there",
     )

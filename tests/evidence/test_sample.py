@@ -137,8 +137,8 @@ def test_what_leaves_an_input_unexplained_is_not_almost_certain():
 
     report = covector.check(ruled(lambda x, w: x * w, pull), (drawn(60, 80), drawn(60, 80) + 3))
     (found, *_) = [d for f in report.findings for d in f.diagnoses]
-    assert (found.rule, found.tested) == ("sign", "explains 64 of 128 wrong entries in a sample")
-    assert "  likely (explains 64 of 128" in str(report)
+    assert (found.rule, found.tested) == ("sign", "explains 120 of 240 wrong entries in a sample")
+    assert "  likely (explains 120 of 240" in str(report)
 
 
 def test_indices_of_a_long_axis_take_no_memory():

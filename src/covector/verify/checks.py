@@ -134,7 +134,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     allowed = run.options.tol.atol * numeric.eps
     if (abs(off) <= allowed).all():
         return None
-    column = next(columns_apart(numeric, nothing, columns, steps, off, allowed), None)
+    column = next(columns_apart(numeric, nothing, columns, steps, allowed, off), None)
     return None if column is None else problem.inputs.label(column, problem.input_names)
 
 

@@ -90,9 +90,10 @@ shrink at a kink: between two lengths it has to keep this share of itself."""
 
 # What a check may take.
 
-WHOLE_COLUMNS = 256
-"""Up to so many columns are all differenced once something is wrong, those of an input of 16 x 16 numbers;
-of more, those that disagree are found by halving."""
+WHOLE_COLUMNS = 128
+"""Up to so many columns are all differenced once something is wrong, those of an input of 8 x 16 numbers; of
+more, those that disagree are found by halving, and the report is made of a sample. A check that fails takes
+less time than torch's from about here on."""
 
 EXTRA_RUNS = 32
 """Runs of the function that judging entries takes at most, beyond those of a look and of halving a direction:

@@ -91,18 +91,22 @@ class _Decision:
 
     def _parts_agree(self, suspects: Compared) -> bool:
         """Whether directions disagree because of a few columns, and these are right all the same."""
-        look, every, all_runs = suspects.look, np.arange(suspects.look.width), 2 * suspects.look.width
+        look, all_runs = suspects.look, 2 * suspects.look.width
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
         if not self._spares_columns or suspects.hidden(self._tol).any() or halving > all_runs:
             return False
         self._numeric.spare += int(constants.HALVING_SHARE * all_runs)
         allowed = suspects.noise + look.share * self._tol.atol * suspects.least
         each = zip(self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
-        return all(
-            self._column_is_right(column, int(abs(off).argmax()))
-            for steps, off, limit in each
-            for column in columns_apart(self._numeric, self._analytic, every, steps, off, limit)
-        )
+        right: list[int] = []
+        for steps, off, limit in each:
+            others = np.delete(np.arange(look.width), right)  # what was found right is left out
+            known = None if right else off
+            for column in columns_apart(self._numeric, self._analytic, others, steps[others], limit, known):
+                if not self._column_is_right(column, int(abs(off).argmax())):
+                    return False
+                right.append(column)
+        return True
 
     def _column_is_right(self, column: int, which: int) -> bool:
         """Whether a column that disagrees along a cotangent is right all the same."""

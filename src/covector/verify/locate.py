@@ -16,20 +16,20 @@ def columns_apart(
     analytic: Analytic,
     columns: np.ndarray,
     steps: np.ndarray,
-    off: np.ndarray,
     allowed: float,
+    off: np.ndarray | None = None,
 ) -> Iterator[int]:
     """Those of some columns that disagree by themselves, where together they are off by `off`.
 
     J u is linear in u: what one half of the columns is not off by, the other half is, and it is looked at
     when its turn comes. If neither half disagrees, what both are off by together is a kink that neither
-    reaches alone. Each number of `off` belongs to a cotangent.
+    reaches alone. Each number of `off` belongs to a cotangent; without it, it is measured first.
     """
-    pending = [(columns, steps, off, True)]
+    pending = [(columns, steps, off)]
     numeric.spare += 4 * (len(columns) - 1).bit_length()
     while pending:
-        columns, steps, off, seen = pending.pop()
-        if not seen:
+        columns, steps, off = pending.pop()
+        if off is None:
             off = _off(numeric, analytic, columns, steps)
             if (abs(off) <= allowed).all():
                 continue
@@ -38,13 +38,15 @@ def columns_apart(
             continue
         half = len(columns) // 2
         first = _off(numeric, analytic, columns[:half], steps[:half])
-        parts = (
-            (columns[:half], steps[:half], first, True),
-            (columns[half:], steps[half:], off - first, False),
-        )
-        apart = [part for part in parts if not (abs(part[2]) <= allowed).all()]
+        near, far = (columns[:half], steps[:half], first), (columns[half:], steps[half:], None)
+        apart = [(_size(first), near), (_size(off - first), far)]
         # Outside of the domain is where to look first.
-        pending += sorted(apart, key=lambda part: float(np.nan_to_num(abs(part[2]), nan=np.inf).max()))
+        pending += [part for size, part in sorted(apart, key=lambda one: one[0]) if not size <= allowed]
+
+
+def _size(off: np.ndarray) -> float:
+    """The largest disagreement; infinity where there is none to compute."""
+    return float(np.nan_to_num(abs(off), nan=np.inf).max())
 
 
 def _off(numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
