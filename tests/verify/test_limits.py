@@ -284,6 +284,20 @@ def test_steps_that_no_stencil_meets_accuse() -> None:
     assert covector.check(in_steps(1e-3, slope=1e-3), x).outcome is Outcome.FAILED
 
 
+def test_the_list_of_a_noisy_function_may_hold_right_entries() -> None:
+    """The judged ones, which decide, are wrong; what noise puts off is counted among the rest."""
+    weight = torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def rounded(x: Tensor) -> Tensor:
+        y = x.sin()
+        value = y + (torch.round(y, decimals=8) - y).detach()
+        return weight @ (value + 0.3 * (y - y.detach()) * (torch.arange(20) == 3))
+
+    report = covector.check(rounded, torch.linspace(0.1, 1.2, 20, dtype=torch.float64, requires_grad=True))
+    assert {entry.column for entry in report.worst.mismatches} == {3}
+    assert "60 of 400 entries differ" in str(report), str(report)
+
+
 def half_way(x: Tensor) -> Tensor:
     """The root of y^3 + y = x by iterations that stop once y moves by less than 1e-3."""
     y, move = torch.zeros_like(x), torch.ones_like(x)
