@@ -396,10 +396,18 @@ def _closure(x):
     return covector.check(inner, x)
 
 
+def _class():
+    class Inner(Cube):
+        pass
+
+    return Inner
+
+
 # What a reader has to define before the code runs: the call, and how that is said.
 UNDEFINED = {
     "a lambda": (lambda: _wrapped(x), r"function, the lambda of line \d+ in test_report\.py"),
     "a closure": (lambda: _closure(x), r"inner, the function of line \d+ in test_report\.py"),
+    "a class": (lambda: covector.check(_class().apply, x), "Inner, the class of that name"),
     "a module": (lambda: covector.check(Model(), x), "module, the Model that was given"),
     "its method": (lambda: covector.check(Model().forward, x), "owner_of_forward, the Model that was given"),
     "a partial": (lambda: covector.check(partial(cube), x), "function, the partial that was given"),

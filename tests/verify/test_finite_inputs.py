@@ -41,6 +41,10 @@ INSIDE = torch.tensor([math.nan, 1.0], dtype=torch.float64)
 # The call, and the places that its report names.
 NOT_FINITE = {
     "NaN": (lambda: covector.check(torch.sin, point(1.0, math.nan)), "arg0[1] is nan"),
+    "forward mode": (
+        lambda: covector.check(torch.exp, point(math.inf), check_forward_ad=True, check_backward_ad=False),
+        "arg0[0] is inf",
+    ),
     "infinity": (lambda: covector.check(torch.square, point(-math.inf, 1.0)), "arg0[0] is -inf"),
     "an input without grad": (lambda: covector.check(torch.mul, (point(1.0, 2.0), INSIDE)), "arg1[0] is nan"),
     "of a module": (

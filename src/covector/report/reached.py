@@ -57,6 +57,8 @@ def _global_names(function: Any) -> Iterator[Reached]:
 def _undefined(function: Any, name: str, nameless: str) -> Reached:
     """What no line can make: it stands inside of another function, or was made there."""
     code, text = getattr(function, "__code__", None), name if name.isidentifier() else nameless
+    if isinstance(function, type):
+        return Reached(text, missing=f"{text}, the class of that name")
     if code is None:
         return Reached(text, missing=f"{text}, the {type(function).__name__} that was given")
     what = "the function" if name.isidentifier() else "the lambda"
