@@ -539,6 +539,17 @@ def test_inputs_that_are_made_again_are_not_saved(tmp_path):
     assert unknown.save_inputs(tmp_path / "inputs.npz") == tmp_path / "inputs.npz"
 
 
+def test_the_error_that_would_have_shown_is_one_that_does():
+    """Where noise hides the first differences, entries are judged, and what these allow is said."""
+    point = torch.tensor([0.5, -0.2, 1.5], dtype=torch.float64, requires_grad=True)
+    single = lambda x: x.float().exp().double()
+    report = covector.check(single, point)
+    assert report
+    (visible,) = map(float, re.findall(r"an error above (\S+) in any entry would have shown", report.how))
+    assert not covector.check(lambda x: single(x) + 2 * visible * x.detach(), point)
+    assert visible < 0.01
+
+
 class Terminal(io.StringIO):
     """A file that says it is a terminal."""
 
