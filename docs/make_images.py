@@ -9,9 +9,12 @@ import doctest
 import io
 import os
 import re
+import sys
 import tempfile
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
@@ -25,24 +28,35 @@ README = Path(__file__).parent.parent / "README.md"
 KERNELS = Path(__file__).parent / "how-to" / "kernels.md"
 
 
+@contextmanager
+def session():
+    """The names of an interpreter in which somebody types what a page shows."""
+    outside, inside = sys.modules["__main__"], ModuleType("__main__")
+    sys.modules["__main__"] = inside
+    try:
+        yield vars(inside)
+    finally:
+        sys.modules["__main__"] = outside
+
+
 def report():
     """The report of the first check in the README, which fails."""
-    names = {}
-    for example in doctest.DocTestParser().get_examples(README.read_text(encoding="utf-8")):
-        try:
-            exec(compile(example.source, "README.md", "exec"), names)
-        except covector.GradcheckError as error:
-            return error.report
+    with session() as names:
+        for example in doctest.DocTestParser().get_examples(README.read_text(encoding="utf-8")):
+            try:
+                exec(compile(example.source, "README.md", "exec"), names)
+            except covector.GradcheckError as error:
+                return error.report
     raise AssertionError("the first check of the README fails")
 
 
 def kernel_report():
     """The first report that fails on the page about kernels."""
-    names = {}
-    for example in doctest.DocTestParser().get_examples(KERNELS.read_text(encoding="utf-8")):
-        exec(compile(example.source, "kernels.md", "exec"), names)
-        if "report" in names and not names["report"]:
-            return names["report"]
+    with session() as names:
+        for example in doctest.DocTestParser().get_examples(KERNELS.read_text(encoding="utf-8")):
+            exec(compile(example.source, "kernels.md", "exec"), names)
+            if "report" in names and not names["report"]:
+                return names["report"]
     raise AssertionError("a check of the page fails")
 
 

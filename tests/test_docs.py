@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+IMAGES = runpy.run_path(str(DOCS / "make_images.py"))
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 # What `make docs` makes pages of, without what it has made.
@@ -34,10 +35,13 @@ LINKING = [
 PUBLIC_MODULES = ["covector", "covector.functional", "covector.scipy", "covector.compat", "covector.errors"]
 
 
-def run(text, name, namespace):
+def run(text, name):
+    """Run a text as somebody would who types it into an interpreter."""
     runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
     report = []
-    runner.run(doctest.DocTestParser().get_doctest(text, namespace, name, name, 0), out=report.append)
+    test = doctest.DocTestParser().get_doctest(text, {}, name, name, 0)
+    with IMAGES["session"]() as test.globs:
+        runner.run(test, out=report.append, clear_globs=False)
     return runner.summarize(verbose=False), "".join(report)
 
 
@@ -51,7 +55,7 @@ def public_functions():
 @pytest.mark.parametrize(("module", "name"), list(public_functions()))
 def test_docstring_example(module, name):
     """The example in the docstring gives what it shows."""
-    results, report = run(getattr(importlib.import_module(module), name).__doc__, name, {})
+    results, report = run(getattr(importlib.import_module(module), name).__doc__, name)
     assert results.attempted > 0
     assert results.failed == 0, report
 
@@ -61,7 +65,7 @@ def test_page(page):
     """Every Python block of the page runs, in order, and gives what it shows."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
-    results, report = run("\n".join(blocks), page, {})
+    results, report = run("\n".join(blocks), page)
     assert results.attempted > 0
     assert results.failed == 0, report
 
@@ -150,7 +154,6 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_picture_of_a_failure_is_up_to_date(name):
     """`docs/make_images.py` makes it; bounds vary between machines, and how often a function is run may."""
-    images = runpy.run_path(str(ROOT / "docs" / "make_images.py"))
     report, said = PICTURES[name]
 
     def settled(text):
@@ -161,7 +164,7 @@ def test_the_picture_of_a_failure_is_up_to_date(name):
 
     shown = (ROOT / "docs" / "images" / name).read_text()
     title = re.search(r">(covector\.[^<]*)</text>", shown)[1].replace("&#160;", " ")
-    made = images["svg"](images[report](), title)
+    made = IMAGES["svg"](IMAGES[report](), title)
     assert settled(made) == settled(shown)
     assert said in made
     assert "@font-face" not in made

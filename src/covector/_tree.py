@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Module
 
 from covector._engine.containers import registry
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
@@ -211,6 +212,8 @@ def _slot_name(slot: Slot, names: list[str]) -> str:
 
 def parameter_names(function: Callable[..., Any]) -> list[str]:
     """Names of the positional parameters; empty where Python cannot tell."""
+    if isinstance(function, Module):
+        return parameter_names(function.forward)
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, Function):
         # The `apply` of a custom Function takes what its `forward` takes after the context.

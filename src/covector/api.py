@@ -165,7 +165,7 @@ def check(
             f"{caller}: stop_gradients must be 'fail' or 'constant', got {stop_gradients!r}."
         )
     chosen = {"argnums": argnums, "argnames": argnames, "stop_gradients": "constant" if held else None}
-    extra = tuple(f"{name}={value!r}" for name, value in chosen.items() if value is not None)
+    extra = {name: value for name, value in chosen.items() if value is not None}
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
     report = _report(_check(caller, arguments, options), call)
     if not held:
@@ -307,9 +307,10 @@ def gradgradcheck(
             cotangents = given_cotangents(first, grad_outputs)
         backward = Caller("gradgradcheck", backward_of(first, len(given)))
         arguments = arguments_of(backward, (*given, *cotangents))
-        extra = () if grad_outputs is None else ("grad_outputs=grad_outputs",)
-        scattered = ("gen_non_contig_grad_outputs=True",) if gen_non_contig_grad_outputs else ()
-        call = Call("gradgradcheck", func, given, {}, extra + scattered)
+        extra = {} if grad_outputs is None else {"grad_outputs": grad_outputs}
+        if gen_non_contig_grad_outputs:
+            extra["gen_non_contig_grad_outputs"] = True
+        call = Call("gradgradcheck", func, given, {}, extra)
         try:
             done = _check(backward, arguments, options, first)
             if done.right:

@@ -508,7 +508,7 @@ def test_a_reproduction_names_lambdas_and_keyword_arguments():
         lenses=[],
     )
     assert "check_kernel(kernel, reference, x, {'scale': 2.0}, lenses=[], seed=0)" in report.reproduce
-    assert "# the lambda of line" in str(report)
+    assert str(report).count("# define first: ") == 2
 
 
 class Terminal(io.StringIO):

@@ -9,6 +9,7 @@ import re
 import sys
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -281,6 +282,15 @@ class Wrong:
     torch_function = staticmethod(lambda: covector.check(torch.relu, torch.zeros(2).requires_grad_()))
     complex_numbers = staticmethod(lambda: covector.check(conjugated, Z))
     transposed = staticmethod(lambda: covector.check(strided, (M.T,)))
+    module = staticmethod(lambda: covector.check(MODEL, torch.ones(2, 3).double()))
+    method = staticmethod(lambda: covector.check(MODEL.forward, x))
+    named_lambda = staticmethod(lambda: covector.check(CUBES, x))
+    parameters = staticmethod(lambda: covector.check(tree, (-M.detach(), PARAMETERS)))
+    sparse = staticmethod(
+        lambda: covector.check(filled, (-torch.eye(2)).double().to_sparse().requires_grad_())
+    )
+    sparse_large = staticmethod(lambda: covector.check(filled, SPARSE))
+    kinds = staticmethod(lambda: covector.check(kinds, (x, torch.float64, float("inf"), torch.Size([3]))))
 
 
 def scaled(x, factor, nothing=None):
@@ -336,28 +346,91 @@ Z = torch.tensor([1 + 2j, 0.5 - 1j], requires_grad=True)
 M = torch.tensor([[1.0, -2.0, 3.0]] * 2, dtype=torch.float64, requires_grad=True)
 G = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
 
-NAMES = {
-    "covector": covector,
-    "torch": torch,
-    "cube": cube,
-    "Cube": Cube,
-    "scaled": scaled,
-    "saved": saved,
-    "conjugated": conjugated,
-    "strided": strided,
-}
+SPARSE = (torch.eye(30) * torch.linspace(-1, 1, 30)).double().to_sparse_csr().requires_grad_()
+CUBES = lambda x: cube(x) * 1.0
+PARAMETERS = {"w": torch.nn.Parameter(M[0].detach()), "b": [torch.nn.Parameter(x.detach()[:2] - 2)]}
+
+
+class Model(torch.nn.Module):
+    """Cubes of a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 3, dtype=torch.float64))
+
+    def forward(self, x):
+        return cube(x * self.weight)
+
+
+MODEL = Model()
+
+
+def filled(x):
+    return cube(x.to_dense())
+
+
+def kinds(x, dtype, most, shape):
+    return cube(x).to(dtype).clamp(max=most).reshape(shape)
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Wrong) if not name.startswith("_")])
 def test_what_reproduces_does(name, tmp_path, monkeypatch):
-    """What a report gives, pasted where the user's names are, gives the same findings."""
+    """What a report gives, pasted into an empty file, gives the same findings."""
     monkeypatch.chdir(tmp_path)
     report = getattr(Wrong, name)()
     assert not report
     if "save_inputs" in report.reproduce:
         report.save_inputs("inputs.npz")
-    names = {**NAMES, "x": X_LARGE if name == "large" else x, "grad_outputs": G}
-    assert _pasted(report.reproduce, names).findings == report.findings
+    assert "define first" not in report.reproduce
+    assert _pasted(report.reproduce, {}).findings == report.findings
+
+
+def _wrapped(x):
+    return covector.check(lambda x: cube(x), x)
+
+
+def _closure(x):
+    def inner(x):
+        return cube(x)
+
+    return covector.check(inner, x)
+
+
+def _class():
+    class Inner(Cube):
+        pass
+
+    return Inner
+
+
+# What a reader has to define before the code runs: the call, and how that is said.
+UNDEFINED = {
+    "a lambda": (lambda: _wrapped(x), r"function, the lambda of line \d+ in test_report\.py"),
+    "a closure": (lambda: _closure(x), r"inner, the function of line \d+ in test_report\.py"),
+    "a class": (lambda: covector.check(_class().apply, x), "Inner, the class of that name"),
+    "a module": (lambda: covector.check(Model(), x), "module, the Model that was given"),
+    "its method": (lambda: covector.check(Model().forward, x), "owner_of_forward, the Model that was given"),
+    "a partial": (lambda: covector.check(partial(cube), x), "function, the partial that was given"),
+    "blocks": (
+        lambda: covector.check(filled, (-torch.eye(4)).double().to_sparse_bsr((2, 2)).requires_grad_()),
+        r"x: torch\.float64, 4 x 4, torch\.sparse_bsr",
+    ),
+    "captured": (lambda: covector.check(held, x), "_, the Tensor which the function holds itself"),
+}
+
+
+def held(_):
+    return cube(x)
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_what_cannot_be_made_again_has_to_be_defined_first(name):
+    """Said before the line that needs it."""
+    call, said = UNDEFINED[name]
+    report = call()
+    assert not report
+    (missing,) = re.findall(r"# define first: (.*)", report.reproduce)
+    assert re.fullmatch(said, missing)
 
 
 def _pasted(code, names):
@@ -435,7 +508,7 @@ def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype, mon
     given = (torch.linspace(-1.1, 1, 30) ** 3).to(dtype).requires_grad_()
     report = covector.check(cube, given)
     assert not report
-    (remark,) = re.findall(r"# (report.save_inputs\(.*?\)) writes (.*)", report.reproduce)
+    (remark,) = re.findall(r"# run first: (report.save_inputs\(.*?\)), which writes (.*)", report.reproduce)
     assert remark == ("report.save_inputs('inputs.npz')", f"x: {dtype}, 30")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -449,6 +522,12 @@ def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype, mon
     assert sorted(file.name for file in tmp_path.iterdir()) == ["elsewhere", "page.html", "page.npz"]
 
 
+def test_the_inputs_of_an_error_are_saved_by_its_report():
+    """A door that raises returns none; the error has it."""
+    report = _caught(covector.gradcheck, cube, (torch.linspace(-1.1, 1, 30).double() ** 3).requires_grad_())
+    assert "# run first: error.report.save_inputs('inputs.npz'), which writes x:" in report.reproduce
+
+
 def test_inputs_that_are_made_again_are_not_saved(tmp_path):
     """Nor those of a report that was read from its data."""
     report = covector.check(cube, x)
@@ -460,11 +539,15 @@ def test_inputs_that_are_made_again_are_not_saved(tmp_path):
     assert unknown.save_inputs(tmp_path / "inputs.npz") == tmp_path / "inputs.npz"
 
 
-def test_what_reproduces_a_lambda_says_where_it_stands():
-    """A name that cannot be written is replaced, and explained."""
-    report = covector.check(lambda x: cube(x) * 1.0, x)
-    assert "      function,\n" in str(report)
-    assert re.search(r"# the lambda of line \d+ in test_report.py$", report.reproduce)
+def test_the_error_that_would_have_shown_is_one_that_does():
+    """Where noise hides the first differences, entries are judged, and what these allow is said."""
+    point = torch.tensor([0.5, -0.2, 1.5], dtype=torch.float64, requires_grad=True)
+    single = lambda x: x.float().exp().double()
+    report = covector.check(single, point)
+    assert report
+    (visible,) = map(float, re.findall(r"an error above (\S+) in any entry would have shown", report.how))
+    assert not covector.check(lambda x: single(x) + 2 * visible * x.detach(), point)
+    assert visible < 0.01
 
 
 class Terminal(io.StringIO):

@@ -23,6 +23,7 @@ from covector._chart.layouts import SUPPORTED as SUPPORTED
 from covector._chart.layouts import ShapeChange as ShapeChange
 from covector._chart.layouts import copied as copied
 from covector._chart.layouts import dense as dense
+from covector._chart.layouts import dense_twin as dense_twin
 from covector._chart.layouts import is_opaque as is_opaque
 from covector._chart.layouts import is_sparse as is_sparse
 from covector._chart.layouts import is_strided as is_strided

@@ -94,6 +94,18 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if is_strided(tensor) else tensor.to_dense()
 
 
+def dense_twin(tensor: Tensor) -> Tensor | None:
+    """The tensor in strided layout, if `to_sparse(layout=...)` makes the tensor of it again."""
+    if is_strided(tensor):
+        return tensor
+    twin = dense(tensor.detach())
+    try:
+        again = twin.to_sparse(layout=tensor.layout)
+    except RuntimeError:  # blocks, of which the size is not said; mkldnn
+        return None
+    return twin if values_of(again).shape == values_of(tensor).shape else None
+
+
 def copied(tensor: Tensor) -> Tensor:
     """A copy with the same strides, alignment and lazy conjugate or negative; it may overlap itself too."""
     if tensor.layout is not torch.strided:

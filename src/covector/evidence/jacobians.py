@@ -163,6 +163,8 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
     values, bound = differences.on(rows, columns)
+    point = torch.from_numpy(problem.point)[columns]
+    values = torch.where(point.isfinite(), values, torch.nan)  # nothing can be moved away from infinity
     allowed = tol.atol + tol.rtol * values.abs()
     if precise is not None and bool(((precise - values).abs() > allowed + bound).any()):
         analytic = precise  # wrong in double precision too, where a mistake is not hidden by rounding
@@ -180,7 +182,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         allowed,
         _parts(problem.outputs, problem.output_names),
         _parts(problem.inputs, problem.input_names),
-        torch.from_numpy(problem.point)[columns],
+        point,
         torch.from_numpy(run.differenced.value)[rows],
         torch.from_numpy(problem.point),
         whole and not sampled,

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from covector._chart import is_strided
+from covector._chart import dense, dense_twin, is_strided
 from covector._files import write
 
 # Of how many numbers draws are repeated, in all, to see whether they made the inputs: a fifth of a second.
@@ -55,15 +55,50 @@ _DRAWN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 
 
 def _can_be_drawn(value: Tensor) -> bool:
+    return type(value) is Tensor and _is_plain(value) and value.dtype in _DRAWN
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether numbers, dtype and shape are all there is to a tensor."""
     return (
-        type(value) is Tensor
-        and is_strided(value)
+        is_strided(value)
         and value.device.type == "cpu"
         and value.is_contiguous()
         and not value.is_conj()
-        and value.dtype in _DRAWN
         and value.numel() > 0
     )
+
+
+def written_out(value: Tensor) -> str:
+    """A tensor as Python with all of its numbers; nothing if there is more to it than these."""
+    numbers = _dense(value)
+    if numbers is None or not _is_plain(numbers) or not bool(numbers.isfinite().all()):
+        return ""
+    return _like(value, f"torch.tensor({numbers.tolist()!r}, dtype={value.dtype}", ")")
+
+
+def _like(value: Tensor, made: str, end: str = "") -> str:
+    """The expression that makes a tensor like another one, of one that makes its numbers.
+
+    That may be a call which is still open, and takes `requires_grad` as its last argument.
+    """
+    if isinstance(value, torch.nn.Parameter):
+        return f"torch.nn.Parameter({made}{end})"
+    if is_strided(value) and end:
+        return f"{made}{', requires_grad=True' if value.requires_grad else ''}{end}"
+    layout = "" if is_strided(value) else f".to_sparse(layout={value.layout})"
+    return f"{made}{end}{layout}{'.requires_grad_()' if value.requires_grad else ''}"
+
+
+# A sparse tensor of more numbers than this, zeros included, is not made dense.
+_DENSE = 10**6
+
+
+def _dense(value: Tensor) -> Tensor | None:
+    """A tensor on the CPU in strided layout, if that has all there is to it."""
+    if value.device.type != "cpu" or not (is_strided(value) or value.shape.numel() <= _DENSE):
+        return None
+    return dense_twin(value)
 
 
 def _regular(value: Tensor) -> str:
@@ -154,29 +189,23 @@ class _Draws:
         return False
 
 
-def can_be_saved(inputs: tuple[Input, ...]) -> bool:
-    """Whether there are some, and an array can hold each of them."""
-    return bool(inputs) and all(_is_array(given.value) for given in inputs)
+def can_be_saved(value: Tensor) -> bool:
+    """Whether an array can hold a tensor."""
+    return _dense(value) is not None
 
 
 def save(inputs: tuple[Input, ...], path: Path) -> bool:
-    """Save tensors as arrays; False if that cannot be."""
-    if not can_be_saved(inputs):
-        return False
+    """Save tensors as arrays; False if there are none."""
     arrays: dict[str, Any] = {given.name: _array(given.value) for given in inputs}
-    write(path, lambda file: numpy.savez_compressed(file, **arrays))
-    return True
+    if arrays:
+        write(path, lambda file: numpy.savez_compressed(file, **arrays))
+    return bool(arrays)
 
 
 def loaded(given: Input) -> tuple[str, ...]:
     """The line that takes a tensor from what was saved."""
     cast = "" if _has_array_dtype(given.value) else f".to({given.value.dtype})"
-    grad = ".requires_grad_()" if given.value.requires_grad else ""
-    return (f"{given.name} = torch.from_numpy(saved[{given.name!r}]){cast}{grad}",)
-
-
-def _is_array(value: Tensor) -> bool:
-    return is_strided(value) and value.device.type == "cpu"
+    return (f"{given.name} = {_like(given.value, f'torch.from_numpy(saved[{given.name!r}]){cast}')}",)
 
 
 def _has_array_dtype(value: Tensor) -> bool:
@@ -187,7 +216,7 @@ def _has_array_dtype(value: Tensor) -> bool:
 
 
 def _array(value: Tensor) -> Any:
-    value = value.detach().resolve_conj().resolve_neg()
+    value = dense(value.detach()).resolve_conj().resolve_neg()
     if not _has_array_dtype(value):
         value = value.to(torch.complex64 if value.is_complex() else torch.float32)
     return value.numpy()

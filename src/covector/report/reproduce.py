@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import is_strided
 from covector._tree import parameter_names
-from covector.report.inputs import Input, can_be_saved, known_inputs, loaded, save
+from covector.report.inputs import Input, can_be_saved, known_inputs, loaded, save, written_out
+from covector.report.reached import reached
 from covector.verify.options import Options, Tolerance
 
 _WIDTH = 96
@@ -27,6 +26,9 @@ FILE = "inputs.npz"
 # Tensors are written out if they have no more elements than this together.
 _FEW = 8
 
+# What is written as it prints.
+_WRITTEN = bool, int, str, torch.dtype, torch.layout, torch.Size
+
 
 @dataclass(frozen=True)
 class Call:
@@ -36,7 +38,8 @@ class Call:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
-    extra: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keywords of the verb that are no options of the check."""
     reference: Callable[..., Any] | None = None
     """What a kernel is compared with."""
 
@@ -95,31 +98,36 @@ class Reproduction:
     """Python that makes a check again."""
 
     imports: tuple[str, ...]
+    missing: tuple[str, ...]
+    """What no line can make, and the reader has to define first."""
     inputs: tuple[Input, ...]
     call: str
+    report: str = "report"
+    """How the reader gets at the report."""
 
     def text(self, file: str = "") -> str:
         """The lines; inputs whose making is not known are loaded from a file.
 
-        If it is not written yet, a remark says how it is. Nothing loads what no file of arrays can hold.
+        If it is not written yet, a remark says how it is.
         """
-        lines, saved = list(self.imports), can_be_saved(self.unknown)
-        if saved and not file:
-            lines.append(f"# report.save_inputs({FILE!r}) writes {'; '.join(map(str, self.unknown))}")
-        if saved:
+        lines = [*self.imports, *(f"# define first: {what}" for what in self.missing)]
+        if self.saved and not file:
+            save = f"{self.report}.save_inputs({FILE!r})"
+            lines.append(f"# run first: {save}, which writes {'; '.join(map(str, self.saved))}")
+        if self.saved:
             lines += ["import numpy", f"saved = numpy.load({file or FILE!r})"]
         for given in self.inputs:
-            lines += given.made or (loaded(given) if saved else (f"# {given}: as it was given",))
+            lines += given.made or (loaded(given) if given in self.saved else (f"# define first: {given}",))
         return "\n".join([*lines, self.call])
 
     @property
-    def unknown(self) -> tuple[Input, ...]:
-        """The inputs whose making is not known."""
-        return tuple(given for given in self.inputs if not given.made)
+    def saved(self) -> tuple[Input, ...]:
+        """The inputs whose making is not known, and that an array can hold."""
+        return tuple(given for given in self.inputs if not given.made and can_be_saved(given.value))
 
     def save(self, path: Path) -> bool:
-        """Save the inputs whose making is not known; False if there are none, or not all can be."""
-        return save(self.unknown, path)
+        """Save the inputs whose making is not known; False if there are none."""
+        return save(self.saved, path)
 
 
 def reproduction(call: Call, options: Options, *, by_name: bool = False) -> Reproduction:
@@ -138,12 +146,16 @@ def call_again(call: Call, options: Sequence[str], *, by_name: bool = False) -> 
     Tensors that are few and small are written out. Of the others the making is looked for; with `by_name`
     the function holds them itself, and they go by their names.
     """
-    written, functions = _Written(call, by_name), call.functions
-    parts = [reached(function, name) for name, function in functions.items()]
-    parts += [*written.arguments(), *options, *call.extra]
-    line = _laid_out(f"covector.{call.verb}", parts) + remark(*functions.values())
-    imports = dict.fromkeys(one for function in functions.values() for one in _imports(function))
-    return Reproduction(tuple(imports), known_inputs(written.tensors), line)
+    written = _Written(call, by_name)
+    parts = [written.function(function, name) for name, function in call.functions.items()]
+    line = _laid_out(f"covector.{call.verb}", [*parts, *written.arguments(), *options, *written.extra()])
+    return Reproduction(
+        tuple(written.imports),
+        tuple(written.missing),
+        known_inputs(written.tensors),
+        line,
+        "report" if call.verb.startswith("check") else "error.report",
+    )
 
 
 class _Written:
@@ -153,8 +165,18 @@ class _Written:
         self.call = call
         self.by_name = by_name
         self.tensors: dict[str, Tensor] = {}
+        self.imports: dict[str, None] = {}
+        self.missing: dict[str, None] = {}
         sizes = [t.shape.numel() for t in _tensors((call.args, call.kwargs))]
         self.few = sum(sizes) <= _FEW
+
+    def function(self, function: Callable[..., Any], name: str) -> str:
+        """A function: how it is reached."""
+        found = reached(function, "module" if isinstance(function, torch.nn.Module) else name)
+        self.imports |= dict.fromkeys(found.imports)
+        if found.missing:
+            self.missing[found.missing] = None
+        return found.text
 
     def arguments(self) -> list[str]:
         """The inputs, and the keyword arguments if there are any."""
@@ -169,30 +191,33 @@ class _Written:
         inside = ", ".join(f"{k!r}: {self.of(v, k)}" for k, v in self.call.kwargs.items())
         return [inputs, "{" + inside + "}"]
 
+    def extra(self) -> list[str]:
+        """The keywords that are no options."""
+        return [f"{name}={self.of(value, name)}" for name, value in self.call.extra.items()]
+
     def of(self, value: Any, name: str) -> str:
         """One value: written out, or a name for it."""
-        if value is None or isinstance(value, bool | int | str):
+        if value is None or isinstance(value, _WRITTEN):
             return repr(value)
-        if isinstance(value, float) and math.isfinite(value):
-            return repr(value)
-        if self.by_name:
-            return name
+        if isinstance(value, float):
+            return repr(value) if math.isfinite(value) else f"float('{value}')"
+        plain = re.sub(r"\W", "_", name)
         if callable(value) and not isinstance(value, Tensor):
-            return reached(value, name)
+            return self.function(value, plain)
         if type(value) in (list, tuple):
             inside = ", ".join(self.of(item, f"{name}_{i}") for i, item in enumerate(value))
             return f"[{inside}]" if type(value) is list else f"({inside}{',' if len(value) == 1 else ''})"
         if type(value) is dict and all(isinstance(key, str) for key in value):
             inside = ", ".join(f"{key!r}: {self.of(item, f'{name}_{key}')}" for key, item in value.items())
             return "{" + inside + "}"
-        name = re.sub(r"\W", "_", name)
-        if type(value) is not Tensor:
-            return name
-        if self.few and _plain(value):
-            grad = ", requires_grad=True" if value.requires_grad else ""
-            return f"torch.tensor({value.tolist()!r}, dtype={value.dtype}{grad})"
-        self.tensors[name] = value
-        return name
+        if self.by_name or type(value) not in (Tensor, torch.nn.Parameter):
+            of = "which the function holds itself" if self.by_name else "that was given"
+            self.missing[f"{plain}, the {type(value).__name__} {of}"] = None
+            return plain
+        if self.few and (text := written_out(value)):
+            return text
+        self.tensors[plain] = value
+        return plain
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -202,61 +227,6 @@ def _tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, dict):
         tree = tuple(tree.values())
     return [t for item in tree for t in _tensors(item)] if isinstance(tree, list | tuple) else []
-
-
-def _imports(function: Callable[..., Any]) -> tuple[str, ...]:
-    """What has to be imported, where the function can be: from torch, or from a module of the caller's.
-
-    Functions of a script or a session, and those made inside of others, are pasted where they are.
-    """
-    if reached(function).startswith("torch."):
-        return ("import torch, covector",)
-    owner = getattr(function, "__self__", None)
-    target = owner if isinstance(owner, type) else function
-    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
-    if module in (None, "__main__", "builtins") or not name.isidentifier():
-        return ()
-    if getattr(sys.modules.get(module), name, None) is not target or not _importable(module):
-        return ()
-    return ("import torch, covector", f"from {module} import {name}")
-
-
-def _importable(module: str) -> bool:
-    """Whether a name of a module is one that an import statement takes."""
-    return all(part.isidentifier() for part in module.split("."))
-
-
-def remark(*functions: Callable[..., Any]) -> str:
-    """Where functions stand that have no name."""
-    codes = [f.__code__ for f in functions if hasattr(f, "__code__") and not f.__name__.isidentifier()]
-    places = [f"the lambda of line {code.co_firstlineno} in {Path(code.co_filename).name}" for code in codes]
-    return f"  # {', '.join(dict.fromkeys(places))}" if places else ""
-
-
-def reached(function: Callable[..., Any], nameless: str = "function") -> str:
-    """How the function is reached: torch's own from torch, a lambda by a name that it has not."""
-    name = getattr(function, "__name__", "")
-    for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
-        if name and getattr(module, name, None) is function:
-            return f"{prefix}.{name}"
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, type):
-        return f"{owner.__name__}.{name}"
-    if isinstance(function, torch.nn.Module):
-        return "module"
-    return name if name.isidentifier() else nameless
-
-
-def _plain(value: Tensor) -> bool:
-    """Whether a tensor can be written out: numbers, dtype and shape are all there is to it."""
-    return (
-        is_strided(value)
-        and value.device.type == "cpu"
-        and value.is_contiguous()
-        and value.numel() > 0
-        and not value.is_conj()
-        and bool(value.isfinite().all())
-    )
 
 
 def _laid_out(verb: str, parts: list[str]) -> str:

@@ -45,7 +45,8 @@ def _bad(report: Report) -> list[Finding]:
 
 def _remarks(report: Report) -> list[str]:
     """What a check that passed has to say all the same."""
-    return [f"remark: {f.summary}" for f in report.findings if f.outcome is Outcome.PASSED and f.summary]
+    told = [f"remark: {f.summary}" for f in report.findings if f.outcome is Outcome.PASSED and f.summary]
+    return list(dict.fromkeys(told))
 
 
 def _checks(report: Report) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 
+from covector._tree import parameter_names
 from covector.errors import ArgumentTypeError, ArgumentValueError
 
 
@@ -77,8 +79,17 @@ def as_function(
         return functional_call(module, {**buffers, **params}, args, kwargs)
 
     fn.__name__ = type(module).__name__
+    _name_inputs(fn, parameter_names(module))
     return fn, params
 
 
 def _keys(params: Any) -> str:
     return ", ".join(sorted(map(str, params))) if isinstance(params, Mapping) else type(params).__name__
+
+
+def _name_inputs(fn: Any, names: list[str]) -> None:
+    """Let the inputs after the parameters go by the names that the module has for them."""
+    params, *rest = signature(fn).parameters.values()
+    inputs = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+    if {"params", "args", "kwargs"}.isdisjoint(names):
+        fn.__signature__ = Signature([params.replace(kind=Parameter.POSITIONAL_ONLY), *inputs, *rest])

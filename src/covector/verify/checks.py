@@ -17,6 +17,7 @@ from covector.verify import constants
 from covector.verify.analytic import ZeroMap
 from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
+from covector.verify.finite import said_first
 from covector.verify.forgiving import is_mistake_of_ours
 from covector.verify.locate import columns_apart
 from covector.verify.problem import Impure
@@ -332,6 +333,7 @@ def run_checks(run: CheckRun) -> tuple[Finding, ...]:
         # An impure function differs from its differences, so entry by entry it is asked for on failure only.
         if not run.options.brief and any(f.outcome in _SUSPICIOUS for f in findings):
             run.problem.require_pure()
+            findings = said_first(run.problem, findings)
     except Impure as found:
         return (impurity(found),)
     except ShapeChange as error:

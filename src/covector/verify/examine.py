@@ -141,8 +141,8 @@ class Examiner:
             part = look if some == slice(0, len(look)) else look.part(some)
             compared = self._compared(part, noise[some], length)
             found.append(compared.suspects(self.tol))
-            with np.errstate(all="ignore"):
-                visible = max(visible, float((compared.noise / compared.least).max()))
+            shown = ~compared.hidden(self.tol)  # the others are suspects, and entries are judged instead
+            visible = max(visible, float((compared.noise[shown] / compared.least[shown]).max(initial=0.0)))
             del compared
         return _joined(found), visible + look.share * self.tol.atol
 

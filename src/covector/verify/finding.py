@@ -20,6 +20,9 @@ NOISY = "the noise of the difference exceeds the tolerance"
 UNSETTLED = "differences of several lengths do not agree"
 KINK = "not differentiable here"
 
+# What is said of a check that passed because there was nothing to look at.
+NOTHING = "nothing was compared: the inputs, or the outputs that can be differentiated, hold no numbers"
+
 
 class Outcome(StrEnum):
     """How a check ended; a report has the worst of its checks."""
@@ -141,7 +144,7 @@ class Finding:
 def finding(name: str, verdict: Verdict, what: str) -> Finding:
     """A finding from the verdict of a comparison."""
     if verdict.outcome is Outcome.PASSED:
-        return Finding(name, verdict.outcome, entries=verdict.entries)
+        return Finding(name, verdict.outcome, "" if verdict.entries else NOTHING, entries=verdict.entries)
     notes = {m.note for m in verdict.mismatches}
     summary, advice = f"{what} disagrees with central differences", ""
     if any(note.startswith(OUTSIDE) for note in notes):

@@ -190,6 +190,8 @@ def decide_entry(
         return outcome(Outcome.INCONCLUSIVE, f"{OUTSIDE} {side}{_raised(numeric)}")
     if best.proves(row, analytic, tol) or (analytic == value and best.moved[row] == 0):
         return outcome(Outcome.PASSED)
+    if not np.isfinite(numeric.problem.point[column]):
+        return outcome(Outcome.INCONCLUSIVE, f"{OUTSIDE}: the input is not finite there")
     if not analytic_is_finite:
         return outcome(Outcome.FAILED, NOT_FINITE)
     if (sides := stencils.kink(row)) is not None:

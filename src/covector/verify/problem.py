@@ -205,6 +205,11 @@ class Problem:
 
     # What the function and its tensors are like.
 
+    @property
+    def asked(self) -> Problem:
+        """The problem of the caller's own function; this one may be that of its backward."""
+        return self if self._first is None else self._first
+
     @lazy
     def output_names(self) -> list[str]:
         """How a person would write each output."""

@@ -154,7 +154,7 @@ RULES = (
         "stop-gradient",
         inputs.cut,
         "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad, .long()",
-        'that line; if it is meant, pass stop_gradients="constant" to `check`',
+        'that line; if it is meant, `covector.check(..., stop_gradients="constant")` checks the rest',
         alone=True,
     ),
     Rule(

@@ -1,0 +1,66 @@
+"""How pasted code reaches a function: by torch, by an import, by a name of the session, or not by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+
+# What every other line needs.
+IMPORT = "import torch, covector"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An expression, the lines that it needs before it, and what the reader has to define for it."""
+
+    text: str
+    imports: tuple[str, ...] = (IMPORT,)
+    missing: str = ""
+
+    def attribute(self, name: str) -> Reached:
+        """An attribute of this."""
+        return Reached(f"{self.text}.{name}", self.imports, self.missing)
+
+
+def reached(function: Any, nameless: str = "function") -> Reached:
+    """How a function, a class or a module is reached; what has no name is called `nameless`."""
+    name = getattr(function, "__name__", "")
+    for module, prefix in ((torch, "torch"), (torch.nn.functional, "torch.nn.functional")):
+        if name and getattr(module, name, None) is function:
+            return Reached(f"{prefix}.{name}")
+    if isinstance(function, MethodType):
+        return reached(function.__self__, f"owner_of_{name}").attribute(name)
+    return next(_global_names(function), None) or _undefined(function, name, nameless)
+
+
+def _global_names(function: Any) -> Iterator[Reached]:
+    """The ways over a global name: of the session or script, or of a module that can be imported."""
+    for place in ("__main__", getattr(function, "__module__", None)):
+        module = sys.modules.get(place or "")
+        own = getattr(function, "__name__", "")
+        for name in (own, *vars(module)) if module else ():
+            if not name.strip("_0123456789").isidentifier() or getattr(module, name, None) is not function:
+                continue
+            if place == "__main__":
+                told = all(hasattr(module, needed) for needed in ("torch", "covector"))
+                yield Reached(name, () if told else (IMPORT,))
+            elif all(part.isidentifier() for part in str(place).split(".")):
+                yield Reached(name, (IMPORT, f"from {place} import {name}"))
+
+
+def _undefined(function: Any, name: str, nameless: str) -> Reached:
+    """What no line can make: it stands inside of another function, or was made there."""
+    code, text = getattr(function, "__code__", None), name if name.isidentifier() else nameless
+    if isinstance(function, type):
+        return Reached(text, missing=f"{text}, the class of that name")
+    if code is None:
+        return Reached(text, missing=f"{text}, the {type(function).__name__} that was given")
+    what = "the function" if name.isidentifier() else "the lambda"
+    place = f"line {code.co_firstlineno} in {Path(code.co_filename).name}"
+    return Reached(text, missing=f"{text}, {what} of {place}")
