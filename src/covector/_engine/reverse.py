@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing, without_values
+from covector._engine.messages import writes_to_unbatched
 from covector._engine.scopes import PlainScope, Scope, scope_here
 from covector._engine.scopes import Run as Run
 from covector._tree import LEAF, Evaluation
@@ -78,8 +79,12 @@ def _reach(
             break
     if not outputs:
         return [None] * len(variables)
-    if levels.active() and scope.found.singly:
-        graph.refuse_wrong_batches(outputs, cotangents)
+    if levels.active():
+        if scope.found.singly:
+            graph.refuse_wrong_batches(outputs, cotangents)
+        keep = True  # for another try
+    if tracing():
+        cotangents = list(map(scope.in_batches_of, cotangents, outputs))
     record = scope.must_record(cotangents)
     try:
         pulled = list(
@@ -87,7 +92,12 @@ def _reach(
         )
     except RuntimeError as error:
         _refuse_dead_ends(scope, error)
-        raise
+        if not writes_to_unbatched(error):
+            raise
+        # A backward works in place on what it makes of a cotangent, which has to be batched for that. Where
+        # all are, small Jacobians take a quarter longer.
+        cotangents = list(map(scope.in_batches_of, cotangents, outputs))
+        pulled = list(graph.backward(outputs, cotangents, variables, keep=True, record=record))
     refused = record and scope.found.once
     for index, value in enumerate(pulled):
         if value is None:
