@@ -146,25 +146,21 @@ class Pullback(LinearMap):
 
     label = "reverse mode"
 
-    def __init__(
-        self,
+    def __init__(self, caller: Caller, recording: reverse.Recording, arguments: Arguments) -> None:
+        super().__init__(caller)
+        self._recording, self._arguments = recording, arguments
+        self.evaluation = recording.evaluation
+
+    @classmethod
+    def of(
+        cls,
         caller: Caller,
         run: reverse.Run,
         arguments: Arguments,
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
-    ) -> None:
-        super().__init__(caller)
-        self._arguments = arguments
-        self._recording = reverse.record(run, arguments.leaves, arguments.chosen, at_top)
-        self.evaluation = self._recording.evaluation
-
-    @classmethod
-    def of(cls, caller: Caller, recording: reverse.Recording) -> Pullback:
-        """The pullback through the graph of a run that was made before."""
-        pullback = cls.__new__(cls)
-        LinearMap.__init__(pullback, caller)
-        pullback._recording, pullback.evaluation = recording, recording.evaluation
-        return pullback
+    ) -> Pullback:
+        """The pullback of a function, which is run here."""
+        return Pullback(caller, reverse.record(run, arguments.leaves, arguments.chosen, at_top), arguments)
 
     def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
         return self._recording.pull(direction, keep=keep)
@@ -175,7 +171,7 @@ class Pullback(LinearMap):
 
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""
-        part = Pullback.of(self._caller, self._recording.part(output, variable))
+        part = Pullback(self._caller, self._recording.part(output, variable), self._arguments)
         part.batching = self.batching
         return part
 
@@ -362,7 +358,7 @@ class Linearized(LinearMap):
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
-        self._pullback: Callable[[], Pullback] = lambda: Pullback(caller, run, arguments, at_top)
+        self._pullback: Callable[[], Pullback] = lambda: Pullback.of(caller, run, arguments, at_top)
         self._linear: reverse.Linearization | None = None
         self._rows: Apply | None = None
         try:

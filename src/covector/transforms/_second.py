@@ -72,7 +72,7 @@ class Gradient(NamedTuple):
 
     def pullback(self) -> Pullback:
         """V -> v^T H, which is H v."""
-        return Pullback.of(self.caller, self.record())
+        return Pullback(self.caller, self.record(), self.arguments)
 
     def pushforward(self) -> Pushforward:
         """U -> H u."""
