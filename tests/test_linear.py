@@ -34,7 +34,7 @@ class LegacySine(torch.autograd.Function):
         return t * ctx.saved_tensors[0].cos()
 
 
-@pytest.mark.parametrize("kind", [Pullback, Pushforward, Linearized])
+@pytest.mark.parametrize("kind", [Pullback.of, Pushforward, Linearized])
 @pytest.mark.parametrize("chunk_size", [None, 1, 2])
 def test_batch_equals_single_applications(kind, chunk_size):
     """A batch, in any chunk, is the stack of its single applications."""
@@ -46,7 +46,7 @@ def test_batch_equals_single_applications(kind, chunk_size):
     assert mapped.batching == Batching("vmap")
 
 
-@pytest.mark.parametrize("kind", [Pullback, Pushforward, Linearized])
+@pytest.mark.parametrize("kind", [Pullback.of, Pushforward, Linearized])
 def test_no_directions(kind):
     """An empty batch gives an empty stack of the right shape."""
     (images,) = linear_map(kind, sine).apply_batch([torch.zeros(0, 3, dtype=x.dtype)])
@@ -54,7 +54,7 @@ def test_no_directions(kind):
 
 
 def test_matrix_is_the_image_of_the_basis():
-    mapped = linear_map(Pullback, sine)
+    mapped = linear_map(Pullback.of, sine)
     (rows,) = mapped.matrix(Chart.of([x]), chunk_size=2, randomness="error")
     torch.testing.assert_close(rows, x.cos().diag())
 

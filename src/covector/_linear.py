@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covector._chart import Chart, real_dtype
-from covector._engine import forward, levels, messages, reverse, scopes
+from covector._engine import forward, graph, levels, messages, reverse, scopes
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import is_exporting, tracing
 from covector._engine.constants import without_zeros
@@ -146,32 +146,24 @@ class Pullback(LinearMap):
 
     label = "reverse mode"
 
-    def __init__(
-        self,
+    def __init__(self, caller: Caller, recording: reverse.Recording, arguments: Arguments) -> None:
+        super().__init__(caller)
+        self._recording, self._arguments = recording, arguments
+        self.evaluation = recording.evaluation
+
+    @classmethod
+    def of(
+        cls,
         caller: Caller,
         run: reverse.Run,
         arguments: Arguments,
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
-    ) -> None:
-        super().__init__(caller)
-        self._arguments = arguments
-        self._recording = reverse.record(run, arguments.leaves, arguments.chosen, at_top)
-        self.evaluation = self._recording.evaluation
-
-    @classmethod
-    def of(cls, caller: Caller, recording: reverse.Recording) -> Pullback:
-        """The pullback through the graph of a run that was made before."""
-        pullback = cls.__new__(cls)
-        LinearMap.__init__(pullback, caller)
-        pullback._recording, pullback.evaluation = recording, recording.evaluation
-        return pullback
+    ) -> Pullback:
+        """The pullback of a function, which is run here."""
+        return Pullback(caller, reverse.record(run, arguments.leaves, arguments.chosen, at_top), arguments)
 
     def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
         return self._recording.pull(direction, keep=keep)
-
-    def reach(self, direction: Tensors) -> Sequence[Tensor | None]:
-        """The image of one direction, with None for a variable that no output leads to."""
-        return self._recording.reach(direction)
 
     def arranged(self, pulled: Sequence[Tensor]) -> Any:
         """What was pulled back, as a tree like the selected arguments."""
@@ -179,13 +171,9 @@ class Pullback(LinearMap):
 
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""
-        part = Pullback.of(self._caller, self._recording.part(output, variable))
+        part = Pullback(self._caller, self._recording.part(output, variable), self._arguments)
         part.batching = self.batching
         return part
-
-    def apply_last(self, direction: Tensors) -> Tensors:
-        """The image of one direction, after which the graph may be gone."""
-        return self.apply(direction, keep=False)
 
 
 class NoForwardRule(Exception):
@@ -370,7 +358,7 @@ class Linearized(LinearMap):
         at_top: type[scopes.PlainScope] = scopes.PlainScope,
     ) -> None:
         super().__init__(caller)
-        self._pullback: Callable[[], Pullback] = lambda: Pullback(caller, run, arguments, at_top)
+        self._pullback: Callable[[], Pullback] = lambda: Pullback.of(caller, run, arguments, at_top)
         self._linear: reverse.Linearization | None = None
         self._rows: Apply | None = None
         try:
@@ -416,18 +404,18 @@ class Linearized(LinearMap):
     def pulled(self) -> Sequence[Tensor | None]:
         """J^T applied to ones, for each variable; None where no output leads to it."""
         if self._linear is not None:
-            return self._linear.pulled()
+            return self._linear.pulled
         pullback = self._pullback()
-        return pullback.reach([torch.ones_like(output) for output in pullback.evaluation.outputs])
+        return pullback._recording.reach([torch.ones_like(output) for output in pullback.evaluation.outputs])
 
     def independent(self) -> list[int]:
         """The outputs that no variable leads to, as far as that is known."""
-        reached = [] if self._linear is None else self._linear.reached()
+        reached = [] if self._linear is None else self._linear.cotangents
         return [i for i, cotangent in enumerate(reached) if cotangent is None]
 
     def without_jvp(self) -> list[str]:
         """Names of the custom Functions on the way that define no forward-mode rule."""
-        return [] if self._linear is None else self._linear.without_jvp()
+        return [] if self._linear is None else graph.functions_without("jvp", self._linear.outputs)
 
 
 def _by_rows(pullback: Pullback) -> Apply:

@@ -65,7 +65,7 @@ def jacobian_operator(func: Callable[..., Any], *primals: Any) -> LinearOperator
     caller = check_function("jacobian_operator", func)
     arguments = check_primals(caller, select_all(primals))
     run = runner(caller, arguments, accept_differentiable, has_aux=False)
-    pullback = Pullback(caller, run, arguments)
+    pullback = Pullback.of(caller, run, arguments)
     inputs, outputs = Chart.of(arguments.primals()), Chart.of(pullback.evaluation.outputs)
 
     def linearized() -> Linearized:
@@ -315,7 +315,7 @@ class Residuals(_OfVectors):
 
     def _run(self, arguments: Arguments) -> tuple[Pullback, Chart]:
         run = runner(self._caller, arguments, accept_differentiable, has_aux=False)
-        pullback = Pullback(self._caller, run, arguments)
+        pullback = Pullback.of(self._caller, run, arguments)
         return pullback, Chart.of(pullback.evaluation.outputs)
 
 

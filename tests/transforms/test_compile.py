@@ -243,6 +243,37 @@ def test_structures():
     assert len(fast.plans) == len(calls)
 
 
+def signed(x, number):
+    """A sum with the sign of a number, which is 1 for one that is none."""
+    sign = (
+        1.0 if number != number else torch.copysign(torch.ones(()), torch.tensor(number.imag + number.real))
+    )
+    return (x * sign).sum()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_numbers_are_compared_as_they_are(captured):
+    """A zero has a sign, also in a complex number, and what is no number is found again."""
+    number = 0.0
+    derivative = covector.grad(signed)
+    fast = replay((lambda x: derivative(x, number)) if captured else derivative)
+    numbers = [0.0, -0.0, float("nan"), complex(-0.0, 0.0), complex(-0.0, -0.0)]
+    for number in [*numbers, float("nan"), -0.0]:
+        got = fast(x) if captured else fast(x, number)
+        assert_close(got, derivative(x, number))
+    assert len(fast.plans) == len(numbers)
+
+
+def test_each_dtype_of_autocast_has_a_plan():
+    """What is computed in one of them is not what is computed in another."""
+    matrix = random(4, 4).float()
+    product = covector.jacrev(lambda x: matrix @ x)
+    fast = replay(product)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert_close(fast(x.float()), product(x.float()))
+
+
 def test_plans_print():
     """One on a line, with what is read and what is fixed."""
     fast = replay(covector.jacobian(lambda x: (x * weight, torch.tensor(2.0, **DOUBLE) * x.sum())))
@@ -321,6 +352,14 @@ def test_a_value_that_changes_at_each_call():
     factor += 1
     with pytest.raises(UntraceableError, match="because factor outside of the function changes"):
         fast(x)
+    fast = covector.compile(lambda x: x * factor, backend="replay", fallback="eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", CompileWarning)
+        for _ in range(10):
+            factor += 1
+            assert_close(fast(x), x * factor)
+    (one,) = warned
+    assert "because factor outside of the function changes" in str(one.message)
 
 
 def test_inside_others():

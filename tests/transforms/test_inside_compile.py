@@ -375,6 +375,28 @@ def test_norms_with_weights(verb):
         assert_close(compiled(point), jacobian(point))
 
 
+SECOND_IN_A_BATCH = {
+    "hessian": covector.hessian,
+    "hessian, forward": partial(covector.hessian, mode="forward"),
+    "jacfwd of grad": lambda f: covector.jacfwd(covector.grad(f)),
+    "hvp along one direction": lambda f: (
+        lambda x: covector.hvp(f, (x,), (torch.arange(4.0, **DOUBLE),))[1][0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_IN_A_BATCH)
+def test_second_derivatives_of_norms_in_a_batch(name):
+    """A backward that works in place on what it makes of a cotangent, which is the same for all samples."""
+    derivative = SECOND_IN_A_BATCH[name](lambda x: torch.nn.functional.layer_norm(x, x.shape).pow(3).sum())
+    points = torch.stack([x, 2 * x, -x])
+    expected = torch.stack([derivative(point) for point in points])
+    in_a_batch = torch.vmap(derivative)
+    torch._dynamo.reset()
+    assert_close(in_a_batch(points), expected)
+    assert_close(torch.compile(in_a_batch, fullgraph=True, backend="aot_eager")(points), expected)
+
+
 class Energy(torch.nn.Module):
     """Operations that `torch.export` keeps whole above autograd, or whose results the pullback keeps."""
 

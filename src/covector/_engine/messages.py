@@ -92,6 +92,11 @@ def writes_to_leaf(error: Exception) -> bool:
     return "leaf Variable that requires grad" in text_of(error)
 
 
+def writes_to_unbatched(error: Exception) -> bool:
+    """Whether a batch was to be written into a tensor that has not its axis."""
+    return "vmap: inplace arithmetic" in text_of(error)
+
+
 def draws_in_batch(error: Exception) -> bool:
     """Whether the function drew random numbers in a batch that was told to refuse that."""
     return "randomness error mode" in text_of(error)

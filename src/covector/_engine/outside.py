@@ -60,7 +60,9 @@ class Place(NamedTuple):
             return True
         if type(now) is not type(self.value):
             return False
-        return self.form == _form(now) if self.form is not None else is_plain(now) and now == self.value
+        if self.form is not None:
+            return bool(self.form == _form(now))
+        return is_plain(now) and by_value(now) == by_value(self.value)
 
 
 def always(name: str, value: Any) -> Place:
@@ -102,6 +104,12 @@ class Outside:
 def is_plain(value: Any) -> bool:
     """Whether a value can be compared with another by `==`."""
     return isinstance(value, _PLAIN)
+
+
+def by_value(value: Any) -> Any:
+    """What two plain values have in common if they are the same: zeros have a sign, and NaN equals itself."""
+    unlike = isinstance(value, complex) or (isinstance(value, float) and (value == 0 or value != value))
+    return repr(value) if unlike else value
 
 
 def outside_of(function: Any) -> Outside:

@@ -8,7 +8,6 @@ also works where levels do not (legacy Functions, activation checkpointing).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing, without_values
+from covector._engine.messages import writes_to_unbatched
 from covector._engine.scopes import PlainScope, Scope, scope_here
 from covector._engine.scopes import Run as Run
 from covector._tree import LEAF, Evaluation
@@ -78,8 +78,12 @@ def _reach(
             break
     if not outputs:
         return [None] * len(variables)
-    if levels.active() and scope.found.singly:
-        graph.refuse_wrong_batches(outputs, cotangents)
+    if levels.active():
+        if scope.found.singly:
+            graph.refuse_wrong_batches(outputs, cotangents)
+        keep = True  # for another try
+    if tracing():
+        cotangents = list(map(scope.in_batches_of, cotangents, outputs))
     record = scope.must_record(cotangents)
     try:
         pulled = list(
@@ -87,7 +91,12 @@ def _reach(
         )
     except RuntimeError as error:
         _refuse_dead_ends(scope, error)
-        raise
+        if not writes_to_unbatched(error):
+            raise
+        # A backward works in place on what it makes of a cotangent, which has to be batched for that. Where
+        # all are, small Jacobians take a quarter longer.
+        cotangents = list(map(scope.in_batches_of, cotangents, outputs))
+        pulled = list(graph.backward(outputs, cotangents, variables, keep=True, record=record))
     refused = record and scope.found.once
     for index, value in enumerate(pulled):
         if value is None:
@@ -167,30 +176,31 @@ def record_gradient(
     return Recording(Evaluation(gradients, spec, shown, aux_spec), gradients, variables, scope)
 
 
-@dataclass(frozen=True)
-class Linearization:
+class Linearization(NamedTuple):
     """One run of a function and its derivative there, as a graph that is linear in the tangents."""
 
     evaluation: Evaluation
-    obstacle: str | None
-    _outputs: list[Tensor]
-    _pulled: list[Tensor | None]
-    _cotangents: list[Tensor | None]
-    _scope: Scope
+    outputs: list[Tensor]
+    pulled: list[Tensor | None]
+    """J^T applied to ones, for each variable; None where no output leads to it."""
+    cotangents: list[Tensor | None]
+    """What it was applied to; None for an output that no variable leads to."""
+    scope: Scope
+    obstacle: str | None = None
 
     def is_adjoint(self) -> bool:
         """Whether <u, J^T v> = <J u, v> for some u and the recorded v = 1, as far as numbers can tell.
 
         Some backwards of torch's give no derivative by their cotangent, silently; this finds them.
         """
-        along = [torch.zeros(0) if p is None else _uneven(p) for p in self._pulled]
+        along = [torch.zeros(0) if p is None else _uneven(p) for p in self.pulled]
         with torch.no_grad():
             try:
                 pushed = self.filled(self.reach(along))
             except RuntimeError:
                 return False
             try:
-                products = [u * p for u, p in zip(along, self._pulled, strict=True) if p is not None]
+                products = [u * p for u, p in zip(along, self.pulled, strict=True) if p is not None]
                 pulled = sum(_total(product) for product in products)
                 total = sum(_total(image) for image in pushed)
                 size = sum(float(term.abs().sum()) for term in (*products, *pushed))
@@ -198,18 +208,10 @@ class Linearization:
                 return True
         return not abs(pulled - total) > 1e-2 * size
 
-    def reached(self) -> list[Tensor | None]:
-        """For each output, None if no variable leads to it."""
-        return self._cotangents
-
-    def without_jvp(self) -> list[str]:
-        """Names of the custom Functions on the way that define no forward-mode rule."""
-        return graph.functions_without("jvp", self._outputs)
-
     def filled(self, images: Sequence[Tensor | None]) -> list[Tensor]:
         """What was pushed forward, with zeros where there is no path."""
         return [
-            self._scope.close(torch.zeros_like(output)) if image is None else image
+            self.scope.close(torch.zeros_like(output)) if image is None else image
             for output, image in zip(self.evaluation.outputs, images, strict=True)
         ]
 
@@ -217,17 +219,13 @@ class Linearization:
         """J u, the derivative of v -> J^T v along u, with None where there is no path."""
         pairs = [
             (pulled, tangent)
-            for pulled, tangent in zip(self._pulled, tangents, strict=True)
+            for pulled, tangent in zip(self.pulled, tangents, strict=True)
             if pulled is not None and pulled.requires_grad
         ]
-        variables = [cotangent for cotangent in self._cotangents if cotangent is not None]
+        variables = [cotangent for cotangent in self.cotangents if cotangent is not None]
         along = [tangent for _, tangent in pairs]
-        pushed = iter(_reach(self._scope, [p for p, _ in pairs], along, variables, keep=keep))
-        return [None if cotangent is None else next(pushed) for cotangent in self._cotangents]
-
-    def pulled(self) -> list[Tensor | None]:
-        """J^T applied to ones, for each variable; None where no output leads to it."""
-        return self._pulled
+        pushed = iter(_reach(self.scope, [p for p, _ in pairs], along, variables, keep=keep))
+        return [None if cotangent is None else next(pushed) for cotangent in self.cotangents]
 
 
 def _uneven(tensor: Tensor) -> Tensor:
@@ -268,7 +266,7 @@ def linearize(
     evaluation = scope.run(run_twice, leaves, chosen)
     closed = _closed(scope, evaluation)
     pulled = pulled or [None] * len(chosen)
-    linear = Linearization(closed, None, evaluation.outputs, pulled, cotangents, scope)
+    linear = Linearization(closed, evaluation.outputs, pulled, cotangents, scope)
     if tracing():  # neither the graph nor the values can be looked at
         return linear
     outputs = [out for out in evaluation.outputs if out.requires_grad]
@@ -282,14 +280,14 @@ _proven: set[type] = set()
 
 def _examined(linear: Linearization, kinds: set[type]) -> Linearization:
     """The linearization, with the obstacle to its being pushed through if there is one."""
-    pulled = [tensor for tensor in linear.pulled() if tensor is not None]
+    pulled = [tensor for tensor in linear.pulled if tensor is not None]
     obstacle = graph.first_undifferentiable(pulled)
     if obstacle is not None:
-        return replace(linear, obstacle=obstacle)
+        return linear._replace(obstacle=obstacle)
     if levels.active() or without_values() or any(t.layout is not torch.strided for t in pulled):
         return linear  # the values cannot be looked at
     if not linear.is_adjoint():
-        return replace(linear, obstacle="a backward that loses part of its own derivative")
+        return linear._replace(obstacle="a backward that loses part of its own derivative")
     if any(bool((tensor != 0).any()) for tensor in pulled):
         _proven.update(kind for kind in kinds if graph.is_known(kind))
     return linear

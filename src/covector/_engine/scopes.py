@@ -64,6 +64,11 @@ _lasting = 0
 class _Surveyed:
     """Where the graphs of what a run returned lead, which is looked at when somebody has to know."""
 
+    @staticmethod
+    def in_batches_of(tensor: Tensor, like: Tensor) -> Tensor:
+        """The tensor, batched where the other one is."""
+        return levels.in_batches_of(tensor, (like,))
+
     _seen = graph.NOWHERE
     _unseen: tuple[Tensor, ...] = ()
 

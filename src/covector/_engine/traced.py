@@ -70,8 +70,11 @@ class TracedScope:
 
     def settle(self, pulled: Tensor, variable: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """What was pulled back to a variable, batched where that is."""
-        closed = self.close(pulled)
-        return closed + torch.zeros_like(levels.unwrap_if_dead(variable)) if self._nested else closed
+        return self.in_batches_of(self.close(pulled), variable)
+
+    def in_batches_of(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """The tensor, batched where the other one is, which may be of the level that was left."""
+        return tensor + torch.zeros_like(levels.unwrap_if_dead(like)) if self._nested else tensor
 
     def hand_out(self, output: Tensor) -> Tensor:
         """An output as the caller may have it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from covector._chart import Chart, is_strided
 from covector._engine import reverse
 from covector._images import Directions
-from covector._linear import LinearMap
+from covector._linear import Pullback
 from covector._tree import Evaluation
 from covector.errors import ExclusiveOptionsError, OptionError
 from covector.functional._door import Call, Tensors, check_reached
@@ -65,25 +65,23 @@ def by_columns(call: Call, run: reverse.Run) -> tuple[Evaluation, Blocks]:
     return derived.evaluation, [blocks[start : start + count] for start in range(0, len(blocks), count)]
 
 
-class Rows(LinearMap):
+class Rows(Pullback):
     """v -> J^T v through a recording; where a batch fails, the rows are made one by one, in silence.
 
     The original makes them one by one always, so nothing is lost that was promised.
     """
 
-    label = "reverse mode"
     _refuses_draws = False
     _batch_failures = (Exception,)
 
     def __init__(
         self, call: Call, recording: reverse.Recording, derivative: str = "", name: str = ""
     ) -> None:
-        super().__init__(call.caller)
-        self._call, self._recording, self._names = call, recording, (derivative, name)
-        self.evaluation = recording.evaluation
+        super().__init__(call.caller, recording, call.arguments())
+        self._call, self._names = call, (derivative, name)
 
-    def apply(self, direction: Tensors) -> Tensors:
-        pulled = self._recording.reach(direction)
+    def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
+        pulled = self._recording.reach(direction, keep=keep)
         if self._call.strict:
             check_reached(self._call, pulled, *self._names)
         return self._recording.filled(pulled)
@@ -114,7 +112,7 @@ class Rows(LinearMap):
             row = self.apply([torch.ones_like(outputs[0])])
             return [[image.reshape((*outputs[0].shape, *image.shape)) for image in row]]
         inputs = sum(variable.numel() for variable in self._recording.variables)
-        problem = Problem(self._call.caller, self._call.arguments(), _never)
+        problem = Problem(self._caller, self._arguments, _never)
         return derive(problem, _request("reverse", "different", inputs + count), pullback=self).blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from covector._engine.reverse import Recording, record_gradient
+from covector._engine.reverse import Recording
 from covector.errors import StrictError
 from covector.functional._door import Call, accept_one_number, runner
 from covector.transforms._second import Gradient, reverse_first
@@ -15,15 +15,14 @@ Result = TypeVar("Result")
 
 def gradient(call: Call) -> Gradient:
     """The gradient of the call's function; the value rides along."""
-    return Gradient(call.caller, call.arguments(), runner(call, accept_one_number))
+    return Gradient(call.caller, call.arguments(), runner(call, accept_one_number), call.scope())
 
 
 def second_order(call: Call, use: Callable[[Recording], Result]) -> Result:
     """What `use` makes of a recording of the gradient."""
 
     def by_reverse() -> Result:
-        scalar = runner(call, accept_one_number)
-        recording = record_gradient(scalar, call.inputs, range(len(call.inputs)), call.scope())
+        recording = gradient(call).record()
         if call.strict:
             _check_dependent(call, recording)
         return use(recording)

@@ -40,7 +40,7 @@ class Jacobian:
 
     def reverse(self, arguments: Arguments) -> LinearMap:
         """V -> J^T v."""
-        return Pullback(self.caller, self.run(arguments), arguments)
+        return Pullback.of(self.caller, self.run(arguments), arguments)
 
     def value(self, evaluation: Evaluation) -> Any:
         """The value of the function."""

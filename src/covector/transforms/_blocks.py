@@ -34,7 +34,6 @@ from covector.transforms._derive import (
     ASKED,
     NOT_FORWARD,
     Choose,
-    Derived,
     Sizes,
     assembled,
     paced,
@@ -117,18 +116,16 @@ class _InBlocks(LinearMap):
         return gathered.whole()
 
 
-class InBlocks(NamedTuple):
-    """A derivative that was computed in blocks: gathered, or as an array that was written."""
-
-    derived: Derived | None
-    array: Any
-    plan: Plan
-
-
-def derive_in_blocks(
-    question: Question, args: Sequence[Any], kwargs: dict[str, Any], make: MakeProblem, choose: Choose
-) -> InBlocks:
-    """The derivative that a question asks for, computed as its request says."""
+def in_blocks(
+    question: Question,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    make: MakeProblem,
+    choose: Choose,
+    *,
+    order: int,
+) -> tuple[Any, Plan]:
+    """The derivative by blocks; the array that was written, or the result as any other call gives it."""
     request, work = question.request._replace(work=None), question.request.work
     assert work is not None
     caller, problem = question.problem.caller, make(question)
@@ -149,13 +146,11 @@ def derive_in_blocks(
         matrix = _manifest(identity, mode, request, sizes)
         target = sink(caller, work.out, matrix, before)
         _write(job, matrix, target, work.executor, sizes.direction[mode])
-        return InBlocks(
-            None, target.array, Plan(mode, *matrix.shape, matrix.block, reason, request.max_memory)
-        )
+        return target.array, Plan(mode, *matrix.shape, matrix.block, reason, request.max_memory)
     sizes.require_room(caller, request.max_memory)
     derivative = _InBlocks(problem, sizes.evaluation, job, work.executor)
     derived = assembled(problem, derivative, mode, request, reason)
-    return InBlocks(derived, None, derived.plan)
+    return question.answer(derived.flat(), derived.evaluation, order=order), derived.plan
 
 
 def _require_top_level(caller: Caller) -> None:

@@ -59,7 +59,9 @@ def jacobian_of(
             return found
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
-        return in_blocks(question, args, kwargs)
+        from covector.transforms._blocks import in_blocks
+
+        return in_blocks(question, args, kwargs, attrgetter("problem"), by_sizes, order=1)
     derived = _tall_again(question.problem, request) if again else None
     derived = derived or derive(question.problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
@@ -100,23 +102,6 @@ def _answered(
     caller: Caller, request: Request, answer: Answer, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Plan]:
     return answer(caller, request, args, kwargs)
-
-
-def in_blocks(
-    question: Question,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    make: Callable[[Question], Problem] = attrgetter("problem"),
-    choose: Choose = by_sizes,
-    order: int = 1,
-) -> tuple[Any, Plan]:
-    """The derivative by blocks; the array that was written, or the result as any other call gives it."""
-    from covector.transforms._blocks import derive_in_blocks
-
-    found = derive_in_blocks(question, args, kwargs, make, choose)
-    if found.derived is None:
-        return found.array, found.plan
-    return question.answer(found.derived.flat(), found.derived.evaluation, order=order), found.plan
 
 
 def _short_pullback(caller: Caller, request: Request, args: Sequence[Any]) -> ShortPullback | None:

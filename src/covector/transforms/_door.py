@@ -25,6 +25,8 @@ from covector._tree import (
     flatten,
     leaf_paths,
     select,
+    select_all,
+    tuple_of,
 )
 from covector.errors import (
     ArgumentTypeError,
@@ -133,6 +135,19 @@ def check_primals(caller: Caller, arguments: Arguments) -> Arguments:
             f"{caller}: there is no tensor to differentiate by: the selected arguments are empty."
         )
     return arguments
+
+
+def check_direction(caller: Caller, primals: Any, along: Any, kind: str) -> tuple[Arguments, list[Tensor]]:
+    """A tuple of primals, to be differentiated by all of them, and the leaves of a tuple like it."""
+    if not isinstance(primals, tuple):
+        raise ArgumentTypeError(
+            f"{caller}: primals must be a tuple, so that func(*primals) can be called, got "
+            f"{type(primals).__name__}. For one primal write (x,)."
+        )
+    arguments = check_primals(caller, select_all(primals))
+    spec = tuple_of(len(primals)) if arguments.flat else flatten(primals)[1]
+    names = lambda: arguments.paths(caller.function)  # noqa: E731
+    return arguments, check_match(caller, kind, along, arguments.primals(), spec, names)
 
 
 def check_dense(caller: Caller, tensors: Sequence[Tensor], names: Callable[[], Sequence[str]]) -> None:

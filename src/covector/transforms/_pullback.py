@@ -54,7 +54,7 @@ def pullback_by(
         accept(caller, pullback.evaluation)
         return pullback
     arguments = bind(caller, args, kwargs, argnums, argnames)
-    return Pullback(caller, runner(caller, arguments, accept, has_aux=has_aux), arguments)
+    return Pullback.of(caller, runner(caller, arguments, accept, has_aux=has_aux), arguments)
 
 
 def pullback_by_all(
@@ -64,7 +64,7 @@ def pullback_by_all(
     if not has_aux and is_simple(args):
         return ShortPullback(caller, args, range(len(args)), accept, at_top, single=False)
     arguments = check_primals(caller, select_all(args))
-    return Pullback(caller, runner(caller, arguments, accept, has_aux=has_aux), arguments, at_top)
+    return Pullback.of(caller, runner(caller, arguments, accept, has_aux=has_aux), arguments, at_top)
 
 
 def vjp_fn(

@@ -129,7 +129,7 @@ class Problem(NamedTuple):
 
     def pullback(self) -> Pullback:
         """The derivative by reverse mode."""
-        return Pullback(self.caller, self.run, self.arguments)
+        return Pullback.of(self.caller, self.run, self.arguments)
 
     def derivative(self, mode: str, *, go_around: bool = True) -> LinearMap:
         """The derivative by one mode; not to `go_around` missing forward-mode rules raises NoForwardRule."""

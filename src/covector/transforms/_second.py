@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from covector._engine import reverse
-from covector._engine.scopes import Run
+from covector._engine.scopes import PlainScope, Run
 from covector._engine.twice import another_way
 from covector._linear import Pullback, Pushforward
 from covector._tree import Arguments, Evaluation
@@ -51,6 +51,7 @@ class Gradient(NamedTuple):
     caller: Caller
     arguments: Arguments
     scalar: Run
+    at_top: type[PlainScope] = PlainScope
 
     @classmethod
     def of(cls, caller: Caller, arguments: Arguments, *, has_aux: bool = False) -> Gradient:
@@ -67,11 +68,11 @@ class Gradient(NamedTuple):
     def record(self) -> reverse.Recording:
         """One run of the function and its backward; the outputs are the gradients."""
         arguments = self.arguments
-        return reverse.record_gradient(self.scalar, arguments.leaves, arguments.chosen)
+        return reverse.record_gradient(self.scalar, arguments.leaves, arguments.chosen, self.at_top)
 
     def pullback(self) -> Pullback:
         """V -> v^T H, which is H v."""
-        return Pullback.of(self.caller, self.record())
+        return Pullback(self.caller, self.record(), self.arguments)
 
     def pushforward(self) -> Pushforward:
         """U -> H u."""

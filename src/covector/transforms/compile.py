@@ -18,6 +18,7 @@ from covector._chart import is_strided
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
 from covector._engine.modes import TRACING
+from covector._engine.outside import by_value
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._engine.scopes import here
 from covector._tree import Arguments, flatten
@@ -207,7 +208,8 @@ class Compiled:
 
     def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, list[Tensor]]:
         """What the arguments have to have in common with earlier ones, and the tensors among them."""
-        key: list[Any] = [structure, torch.get_default_dtype(), torch.is_autocast_enabled("cpu")]
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        key: list[Any] = [structure, torch.get_default_dtype(), autocast]
         tensors: list[Tensor] = []
         try:
             for leaf in leaves:
@@ -220,7 +222,7 @@ class Compiled:
                         key.append(leaf.requires_grad and torch.is_grad_enabled())
                 else:
                     hash(leaf)
-                    key += (type(leaf), leaf)
+                    key += (type(leaf), by_value(leaf))
         except (TypeError, RuntimeError) as error:
             raise ArgumentTypeError(
                 f"{self._caller}: arguments must be dense tensors and values that can be compared (numbers, "
@@ -238,14 +240,8 @@ class Compiled:
                 ):
                     break
             else:
-                if len(entries) >= _MOST_PROGRAMS:
-                    name = entries[-1].program.changed() if entries[-1].program is not None else None
-                    raise UntraceableError(
-                        f"{self._caller}: {_MOST_PROGRAMS} programs were compiled for the same kinds of "
-                        f"arguments, because {name or 'something'} outside of the function changes. Pass it "
-                        "as an argument."
-                    )
                 try:
+                    self._refuse_too_many(entries)
                     entries.append(self._compiled(args, kwargs))
                 except UntraceableError as error:
                     if self._fallback is None:
@@ -253,6 +249,16 @@ class Compiled:
                     self._warn(error)
                     entries.append(_Entry(None, None, self.__wrapped__))
         return self(*args, **kwargs)
+
+    def _refuse_too_many(self, entries: Sequence[_Entry]) -> None:
+        if len(entries) < _MOST_PROGRAMS:
+            return
+        program = entries[-1].program
+        name = None if program is None else program.changed()
+        raise UntraceableError(
+            f"{self._caller}: {_MOST_PROGRAMS} programs were compiled for the same kinds of arguments, "
+            f"because {name or 'something'} outside of the function changes. Pass it as an argument."
+        )
 
     def _warn(self, error: UntraceableError) -> None:
         if not self._warned:

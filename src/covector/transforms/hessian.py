@@ -11,7 +11,7 @@ from covector._engine.reverse import Run
 from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
 from covector.transforms._batch import Samples
-from covector.transforms._derive import Derived, derive, in_blocks, planned
+from covector.transforms._derive import Derived, derive, planned
 from covector.transforms._door import check_function
 from covector.transforms._plan import FEW_OUTPUTS, Plan, by_sizes_of_gradient
 from covector.transforms._question import Problem, Question, Request
@@ -87,6 +87,8 @@ def hessian(
 def _hessian_of(caller: Caller, request: Request, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Plan]:
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
+        from covector.transforms._blocks import in_blocks
+
         return in_blocks(question, args, kwargs, _second_problem, by_sizes_of_gradient, order=2)
     if request.mode == "auto":
         derived = _by_some_mode(question)

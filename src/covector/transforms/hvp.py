@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import eager_alone
-from covector._tree import Evaluation, flatten, select_all
-from covector.errors import ArgumentTypeError, Caller
-from covector.transforms._door import check_function, check_match, check_primals
+from covector._tree import Evaluation
+from covector.errors import Caller
+from covector.transforms._door import check_direction, check_function
 from covector.transforms._second import Gradient, auxiliary, reverse_first, value_of
 
 
@@ -58,25 +58,12 @@ def vhp(func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: boo
 
 
 def _product(caller: Caller, primals: Any, along: Any, kind: str, has_aux: bool) -> tuple[Any, ...]:
-    if not isinstance(primals, tuple):
-        raise ArgumentTypeError(
-            f"{caller}: primals must be a tuple, so that func(*primals) can be called, got "
-            f"{type(primals).__name__}. For one primal write (x,)."
-        )
-    arguments = check_primals(caller, select_all(primals))
-    direction = check_match(
-        caller,
-        kind,
-        along,
-        arguments.primals(),
-        flatten(primals)[1],
-        lambda: arguments.paths(caller.function),
-    )
+    arguments, direction = check_direction(caller, primals, along, kind)
     gradient = Gradient.of(caller, arguments, has_aux=has_aux)
 
     def by_reverse() -> tuple[list[Any], Evaluation]:
         pullback = gradient.pullback()
-        return pullback.apply_last(direction), pullback.evaluation
+        return pullback.apply(direction, keep=False), pullback.evaluation
 
     def by_forward() -> tuple[list[Any], Evaluation]:
         forward = gradient.pushforward()

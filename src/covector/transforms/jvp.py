@@ -7,16 +7,9 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._linear import Pushforward
-from covector._tree import flatten, select_all, tuple_of, unflatten
-from covector.errors import ArgumentTypeError, OutputError
-from covector.transforms._door import (
-    accept_tensors,
-    check_function,
-    check_match,
-    check_primals,
-    output_paths,
-    runner,
-)
+from covector._tree import unflatten
+from covector.errors import OutputError
+from covector.transforms._door import accept_tensors, check_direction, check_function, output_paths, runner
 
 
 @eager_alone
@@ -55,16 +48,7 @@ def jvp(
         (tensor([1., 4.]), tensor([ 2., 40.]))
     """
     caller = check_function("jvp", func)
-    if not isinstance(primals, tuple):
-        raise ArgumentTypeError(
-            f"{caller}: primals must be a tuple, so that func(*primals) can be called, got "
-            f"{type(primals).__name__}. For one primal write (x,)."
-        )
-    arguments = check_primals(caller, select_all(primals))
-    spec = tuple_of(len(primals)) if arguments.flat else flatten(primals)[1]
-    direction = check_match(
-        caller, "tangent", tangents, arguments.primals(), spec, lambda: arguments.paths(func)
-    )
+    arguments, direction = check_direction(caller, primals, tangents, "tangent")
     forward = Pushforward(caller, runner(caller, arguments, accept_tensors, has_aux=has_aux), arguments)
     images = forward.apply(direction)
     evaluation = forward.evaluation
