@@ -4,9 +4,11 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import threading
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ import torch
 from executor_functions import (
     POINT,
     Posting,
-    killed_at_the_fifth_run,
     kills_its_process,
     leaves_a_file,
     mixing,
@@ -37,6 +38,7 @@ from covector.errors import (
     UnsupportedError,
     WorkerError,
 )
+from forked import printed
 
 zarr = pytest.importorskip("zarr", reason="out=...zarr needs zarr")
 
@@ -375,6 +377,33 @@ def test_what_was_killed_before_its_first_block_is_made_again(suffix, tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
 
 
+# Of a Zarr array: a file of it, and what is put there.
+DAMAGED = {
+    "facts that are no table": ("zarr.json", lambda text: b"[1]"),
+    "facts of another kind": (
+        "zarr.json",
+        lambda text: text.replace(b'"codecs": [', b'"codecs": 3, "others": ['),
+    ),
+    "half of a block": ("c/2/0", lambda text: text[:50]),
+    "a block of something else": ("c/2/0", lambda text: 100 * b"hello"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_not_continued(name, tmp_path):
+    """Whatever its reader raises, it is an error of ours."""
+    out = tmp_path / "matrix.zarr"
+    covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
+    path = tmp_path / "matrix.zarr.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "finished": [[0, 24]]}))
+    file, damage = DAMAGED[name]
+    before = (out / file).read_bytes()
+    (out / file).write_bytes(damage(before))
+    assert (out / file).read_bytes() != before
+    with pytest.raises(ResumeError, match=r"matrix\.zarr cannot be read, though"):
+        covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
+
+
 def doubled(x):
     return 2 * mixing(x)
 
@@ -433,11 +462,6 @@ def test_memory_is_kept_to_in_every_block(tmp_path):
 # Processes
 
 
-def begin(out, runs):
-    """In a process that this kills: a matrix is begun."""
-    covector.jacobian(killed_at_the_fifth_run, chunk_size=8, out=out)(POINT, runs)
-
-
 def test_pools_of_processes(tmp_path):
     """Lambdas travel, with what they capture; processes that are killed lose no finished block.
 
@@ -454,15 +478,73 @@ def test_pools_of_processes(tmp_path):
     with processes() as pool:
         found = covector.jacobian(kills_its_process, chunk_size=8, executor=pool, out=out)(*args)
     assert np.array_equal(found, expected.numpy())
-    # The client is killed.
-    out, runs = tmp_path / "client.npy", tmp_path / "runs"
-    runs.mkdir()
-    with processes() as pool, pytest.raises(BrokenExecutor):
-        pool.submit(begin, str(out), str(runs)).result()
-    assert json.loads((tmp_path / "client.npy.json").read_text())["finished"] == [[0, 24]]
-    found = covector.jacobian(killed_at_the_fifth_run, chunk_size=8, out=out)(POINT, str(runs))
-    assert np.array_equal(found, expected.numpy())
-    assert len(list(runs.iterdir())) == 5 + 1 + 1 + 2
+
+
+# Children of one process write a matrix each: the k-th is killed when it is about to do the k-th thing to a
+# file. What they would load, the process has loaded.
+KILLED = """
+import json, os, signal, sys
+sys.path.insert(0, MODULES)
+import torch, zarr, covector
+from executor_functions import POINT, mixing
+
+class Kill:
+    def __init__(self, folder, k):
+        self.folder, self.left = folder, k
+        sys.addaudithook(self.called)
+        sys.setprofile(self.entered)
+
+    def called(self, event, args):
+        if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(args[0]).startswith(self.folder):
+            self.at()
+
+    def entered(self, frame, event, function):
+        if event == "c_call" and function.__name__ == "write":
+            self.at()
+
+    def at(self):
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+torch.set_num_threads(1)
+covector.jacobian(mixing, mode="reverse", chunk_size=20)(POINT)
+for name in NAMES:
+    codes = []
+    while 0 not in codes:
+        folder = os.path.join(ROOT, name, str(len(codes)))
+        os.makedirs(folder)
+        child = os.fork()
+        if child == 0:
+            Kill(folder, len(codes))
+            covector.jacobian(mixing, mode="reverse", chunk_size=20, out=os.path.join(folder, name))(POINT)
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(json.dumps(codes))
+"""
+
+
+def test_a_client_that_is_killed_at_any_moment(tmp_path):
+    """The next call goes on: what counts as finished is not computed again, but for one block."""
+    names = [f"matrix{suffix}" for suffix in SUFFIXES]
+    values = {"MODULES": str(Path(__file__).parent), "ROOT": str(tmp_path), "NAMES": names}
+    said = printed("".join(f"{key} = {value!r}\n" for key, value in values.items()) + KILLED)
+    expected = covector.jacobian(mixing, mode="reverse", chunk_size=20)(POINT).numpy()
+    for name, line in zip(names, said.splitlines(), strict=True):
+        codes, begun = json.loads(line), set()
+        assert codes == [-signal.SIGKILL] * (len(codes) - 1) + [0]
+        for k in range(len(codes)):
+            out, manifest = tmp_path / name / str(k) / name, tmp_path / name / str(k) / f"{name}.json"
+            finished = json.loads(manifest.read_text())["finished"] if manifest.exists() else []
+            done = finished[0][1] // 20 if finished else 0
+            executor = Posting()
+            jacobian = covector.jacobian(mixing, mode="reverse", chunk_size=20, executor=executor, out=out)
+            assert np.array_equal(jacobian(POINT)[:], expected), k
+            assert len(executor.tasks) == 2 - done + min(done, 1), k
+            assert {path.name for path in out.parent.iterdir()} == {name, f"{name}.json"}, k
+            assert not list(out.parent.rglob("*.partial")), k
+            begun.add(done)
+        assert begun == {0, 1, 2}
 
 
 def test_blocks_stand_in_their_order_whichever_comes_first():
