@@ -377,6 +377,19 @@ def test_what_was_killed_before_its_first_block_is_made_again(suffix, tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
 
 
+def test_a_zarr_array_is_of_one_format(tmp_path):
+    """Whatever the caller's default is; arrays of the older one, which can name pickle, are not read."""
+    out, jacobian = tmp_path / "matrix.zarr", covector.jacobian(mixing, mode="reverse", chunk_size=8)
+    written = covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)
+    with zarr.config.set({"default_zarr_format": 2}):
+        assert np.array_equal(written(POINT)[:], jacobian(POINT).numpy())
+        assert np.array_equal(written(POINT)[:], jacobian(POINT).numpy())
+    older = zarr.create_array(str(out), data=jacobian(POINT).numpy(), zarr_format=2, overwrite=True)
+    assert older.metadata.zarr_format == 2
+    with pytest.raises(ResumeError, match=r"matrix\.zarr cannot be read, though"):
+        written(POINT)
+
+
 # Of a Zarr array: a file of it, and what is put there.
 DAMAGED = {
     "facts that are no table": ("zarr.json", lambda text: b"[1]"),

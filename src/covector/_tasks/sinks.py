@@ -26,6 +26,8 @@ from covector.errors import (
 )
 
 _SUFFIXES = (".npy", ".zarr")
+# Arrays of the older format can name pickle as a codec, so they are not read.
+_ZARR_FORMAT = 3
 
 
 class Sink(Protocol):
@@ -202,7 +204,12 @@ class _Zarr(NamedTuple):
         chunks = tuple(max(1, min(*pair)) for pair in zip(chunk, wanted.shape, strict=True))
         return cls(
             _zarr().create_array(
-                store=str(path), shape=wanted.shape, chunks=chunks, dtype=wanted.dtype, overwrite=True
+                store=str(path),
+                shape=wanted.shape,
+                chunks=chunks,
+                dtype=wanted.dtype,
+                zarr_format=_ZARR_FORMAT,
+                overwrite=True,
             )
         )
 
@@ -210,7 +217,7 @@ class _Zarr(NamedTuple):
     def opened(cls, path: Path) -> _Zarr:
         for part in path.rglob("*.partial"):  # of a chunk that was being written when the process was killed
             part.unlink()
-        return cls(_zarr().open_array(str(path), mode="r+"))
+        return cls(_zarr().open_array(str(path), mode="r+", zarr_format=_ZARR_FORMAT))
 
     def flush(self) -> None:
         """Nothing is held back."""
