@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 DIST_READY := $(VENV)/.dist-ready
 
-.PHONY: kernels demo test sweep versions dist package browser bench peers zoo docs lint clean
+.PHONY: kernels demo test sweep soak versions dist package browser bench peers zoo docs lint clean
 
 demo: $(READY)
 	$(BIN)/python examples/tour.py
@@ -19,6 +19,11 @@ test: $(READY)
 # four at a time here.
 sweep: $(READY)
 	$(BIN)/python tools/sweep.py $(DASK) $(if $(AGAIN),--again)
+
+# 20,000 checks and 200,000 transform calls in one process: nothing may grow. It draws docs/images/soak.svg; PART=0.01
+# runs a hundredth of it and draws nothing.
+soak: $(READY)
+	$(BIN)/python tools/soak.py $(PART)
 
 # All tests with several releases of torch, in environments that are deleted again; it says first what that takes.
 # VERSIONS="2.9.1 2.15.0" chooses; without it, the oldest, the pinned and the newest. WORKERS=1 takes one process, and

@@ -1,6 +1,7 @@
 """What every test starts from: one thread, the same random numbers, and no mistake that is hidden."""
 
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
@@ -11,6 +12,9 @@ from covector.verify import forgiving
 pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
+
+# What inductor compiles here is small: it has run before headers and probes of the processor were compiled.
+os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 # What a user is spared, a mistake in the explanation of a failure, a test must not be.
 forgiving.RAISING = True

@@ -1,7 +1,7 @@
 """Run many checks and transform calls in one process, and see that nothing grows.
 
-    python tools/soak.py              # 20,000 checks and 200,000 calls; some minutes
-    python tools/soak.py 0.01         # a hundredth of that
+    make soak                         # 20,000 checks and 200,000 calls; some minutes
+    make soak PART=0.01               # a hundredth of that
 
 Written are `docs/images/soak.svg` (only by a whole run) and, to the terminal, a line for each sample: memory,
 open files, nesting levels, objects that Python keeps, entries of our caches.

@@ -321,7 +321,7 @@ MANY_CASES = """
     import time, covector, torch
 
     def slow(x):
-        time.sleep(0.02)
+        time.sleep(0.01)
         return x.sin()
 
     for number in range(40):

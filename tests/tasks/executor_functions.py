@@ -52,13 +52,6 @@ def leaves_a_file(folder: str) -> int:
     return count
 
 
-def killed_at_the_fifth_run(x, folder: str):
-    """The fifth run kills its process."""
-    if leaves_a_file(folder) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return mixing(x)
-
-
 class Refusal(Exception):
     """An exception that no pickle takes, whatever was registered for exceptions: it holds a lock."""
 

@@ -1,12 +1,9 @@
-"""Jacobians in blocks: by any executor the same as in this process, written to files, and continued."""
+"""Jacobians in blocks: by any executor the same as in this process."""
 
-import io
-import json
 import os
-import re
 import sys
 import threading
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,9 +11,7 @@ import torch
 from executor_functions import (
     POINT,
     Posting,
-    killed_at_the_fifth_run,
     kills_its_process,
-    leaves_a_file,
     mixing,
     processes,
     refuses,
@@ -31,7 +26,6 @@ from covector.errors import (
     BatchingWarning,
     BudgetError,
     RandomnessError,
-    ResumeError,
     SendError,
     StorageError,
     UnsupportedError,
@@ -279,163 +273,7 @@ def test_an_executor_that_was_shut_down():
         covector.jacobian(mixing, executor=pool)(POINT)
 
 
-# Files
-
-
-SUFFIXES = [".npy", ".zarr"]
-
-
-@pytest.mark.parametrize("mode", ["reverse", "forward"])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_matrix_in_a_file(suffix, mode, tmp_path):
-    """It is the matrix, can be opened by others, and is not computed again."""
-    out = tmp_path / f"matrix{suffix}"
-    executor = Posting()
-    written = covector.jacobian(mixing, mode=mode, chunk_size=7, executor=executor, out=out)
-    found = written(POINT)
-    expected = covector.jacobian(mixing, mode=mode, chunk_size=7)(POINT).numpy()
-    opened = np.load(out, mmap_mode="r") if suffix == ".npy" else zarr.open_array(str(out), mode="r")
-    assert np.array_equal(found[:], expected)
-    assert np.array_equal(opened[:], expected)
-    count = len(executor.tasks)
-    assert count == -(-(40 if mode == "reverse" else 30) // 7)
-    assert np.array_equal(written(POINT)[:], expected)
-    assert len(executor.tasks) == count + 1  # one block is computed again, and compared
-    assert not list(tmp_path.glob("*.partial"))
-
-
-class Terminal(io.StringIO):
-    """What a terminal would show."""
-
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("terminal", [Terminal(), io.StringIO()], ids=["terminal", "file"])
-def test_a_bar_shows_how_far_it_is(terminal, tmp_path, monkeypatch):
-    """On a terminal alone; what is continued begins with what is finished."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal)
-    out = tmp_path / "matrix.npy"
-    covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
-    path = tmp_path / "matrix.npy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "finished": [[0, 24]]}))
-    first = terminal.getvalue()
-    covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
-    again = terminal.getvalue().removeprefix(first)
-    if terminal.isatty():
-        assert re.search("blocks .*5/5", first)
-        assert re.findall(r"(\d)/5", again)[0] == "3"
-        assert re.search("blocks .*5/5", again)
-    else:
-        assert (first, again) == ("", "")
-
-
-def test_a_tree_in_a_file(tmp_path):
-    """Rows and columns in the order of the leaves."""
-    point = {"u": POINT[:3], "v": POINT[3:7].float()}
-    found = covector.jacobian(lambda p: (p["u"].sum() * p["v"], p["u"] ** 2), out=tmp_path / "m.npy")(point)
-    parts = covector.jacobian(lambda p: (p["u"].sum() * p["v"], p["u"] ** 2))(point)
-    rows = [torch.cat([row["u"].double(), row["v"].double()], dim=1) for row in parts]
-    assert found.dtype == np.float64
-    assert np.allclose(found, torch.cat(rows).numpy(), rtol=1e-7)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_was_interrupted_is_continued(suffix, tmp_path):
-    """What was finished is kept; one block of it is computed again, the others are not."""
-    out, runs = tmp_path / f"matrix{suffix}", tmp_path / "runs"
-    runs.mkdir()
-
-    def interrupted_once(x, folder):
-        if leaves_a_file(folder) == 4:
-            raise KeyboardInterrupt
-        return mixing(x)
-
-    with pytest.raises(KeyboardInterrupt):
-        covector.jacobian(interrupted_once, chunk_size=8, out=out)(POINT, str(runs))
-    manifest = json.loads((tmp_path / f"matrix{suffix}.json").read_text())
-    assert manifest["finished"] == [[0, 24]]  # the first run learns the sizes, and the fifth block was lost
-    found = covector.jacobian(interrupted_once, chunk_size=8, out=out)(POINT, str(runs))
-    assert np.array_equal(found[:], covector.jacobian(mixing, chunk_size=8)(POINT).numpy())
-    assert len(list(runs.iterdir())) == 5 + 1 + 1 + 2
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_was_killed_before_its_first_block_is_made_again(suffix, tmp_path):
-    """The file may be there or not, whole or in part; the manifest says that nothing of it counts."""
-    out = tmp_path / f"matrix{suffix}"
-    expected = covector.jacobian(mixing, chunk_size=8, out=out)(POINT)[:]
-    path = tmp_path / f"matrix{suffix}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
-    damaged = out if suffix == ".npy" else out / "zarr.json"
-    for damage in (lambda: damaged.write_bytes(b"half"), damaged.unlink, lambda: None):
-        damage()
-        assert np.array_equal(covector.jacobian(mixing, chunk_size=8, out=out)(POINT)[:], expected)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "finished": []}))
-
-
-def doubled(x):
-    return 2 * mixing(x)
-
-
-OTHERS = {
-    "another function": lambda out: covector.jacobian(doubled, out=out)(POINT),
-    "other arguments": lambda out: covector.jacobian(mixing, out=out)(POINT + 1),
-    "another mode": lambda out: covector.jacobian(mixing, mode="forward", out=out)(POINT),
-    "another block": lambda out: covector.jacobian(mixing, chunk_size=3, out=out)(POINT),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_file_of_another_call_is_left_alone(name, tmp_path):
-    """It is not continued, and not overwritten."""
-    out = tmp_path / "matrix.npy"
-    covector.jacobian(mixing, out=out)(POINT)
-    before = out.read_bytes()
-    with pytest.raises(ResumeError, match=f"was begun with {name}"):
-        OTHERS[name](out)
-    assert out.read_bytes() == before
-
-
-def test_a_finished_block_that_differs_is_noticed(tmp_path):
-    """What a fingerprint cannot see, the block that is computed again shows."""
-    out = tmp_path / "matrix.npy"
-    array = covector.jacobian(mixing, chunk_size=8, out=out)(POINT)
-    array[39, 3] += 1e-3
-    array.flush()
-    with pytest.raises(ResumeError, match="the rows 32 to 39 that are finished in out differ"):
-        covector.jacobian(mixing, chunk_size=8, out=out)(POINT)
-
-
-def test_a_file_of_a_stranger_is_left_alone(tmp_path):
-    """Without a manifest nobody knows what it is."""
-    out = tmp_path / "matrix.npy"
-    np.save(out, np.zeros(3))
-    with pytest.raises(ResumeError, match=r"there is no matrix\.npy\.json beside it"):
-        covector.jacobian(mixing, out=out)(POINT)
-
-
-def test_memory_is_kept_to_in_every_block(tmp_path):
-    """Larger than the limit is the matrix, not the work for a block."""
-
-    def wide(x):
-        return torch.outer(x, x).flatten().sin()
-
-    x = torch.linspace(0, 1, 30, dtype=torch.float64)
-    jacobian = covector.jacobian(wide, mode="reverse", max_memory="200kB", out=tmp_path / "matrix.npy")
-    found = jacobian(x)
-    assert found.nbytes > 200_000
-    assert jacobian.plan.chunk * 30 * 8 <= 200_000
-    assert np.allclose(found, covector.jacobian(wide)(x).numpy())
-
-
 # Processes
-
-
-def begin(out, runs):
-    """In a process that this kills: a matrix is begun."""
-    covector.jacobian(killed_at_the_fifth_run, chunk_size=8, out=out)(POINT, runs)
 
 
 def test_pools_of_processes(tmp_path):
@@ -454,15 +292,6 @@ def test_pools_of_processes(tmp_path):
     with processes() as pool:
         found = covector.jacobian(kills_its_process, chunk_size=8, executor=pool, out=out)(*args)
     assert np.array_equal(found, expected.numpy())
-    # The client is killed.
-    out, runs = tmp_path / "client.npy", tmp_path / "runs"
-    runs.mkdir()
-    with processes() as pool, pytest.raises(BrokenExecutor):
-        pool.submit(begin, str(out), str(runs)).result()
-    assert json.loads((tmp_path / "client.npy.json").read_text())["finished"] == [[0, 24]]
-    found = covector.jacobian(killed_at_the_fifth_run, chunk_size=8, out=out)(POINT, str(runs))
-    assert np.array_equal(found, expected.numpy())
-    assert len(list(runs.iterdir())) == 5 + 1 + 1 + 2
 
 
 def test_blocks_stand_in_their_order_whichever_comes_first():

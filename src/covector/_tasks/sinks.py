@@ -12,12 +12,22 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from covector._files import remove_parts
 from covector._tasks.manifest import Manifest, read
 from covector._tasks.mapping import Block, spans
 from covector._tasks.sending import Span
-from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, ResumeError, StorageError
+from covector.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Caller,
+    CovectorError,
+    ResumeError,
+    StorageError,
+)
 
 _SUFFIXES = (".npy", ".zarr")
+# Arrays of the older format can name pickle as a codec, so they are not read.
+_ZARR_FORMAT = 3
 
 
 class Sink(Protocol):
@@ -30,6 +40,9 @@ class Sink(Protocol):
 
     def finished(self) -> Span | None:
         """A block that it has from before, to be computed again and compared."""
+
+    def held(self, span: Span) -> Any:
+        """The numbers of such a block."""
 
     def take(self, block: Block) -> None:
         """Write a block."""
@@ -86,6 +99,10 @@ class _Given:
         """Nothing is known of what it held before."""
         return None
 
+    def held(self, span: Span) -> Any:
+        """What stands there."""
+        return self.array[place(self._wanted, span)]
+
     def take(self, block: Block) -> None:
         """Write a block."""
         self.array[place(self._wanted, block.span)] = as_part(self._wanted, block)
@@ -104,9 +121,11 @@ class _File:
         kind = _Zarr if path.suffix == ".zarr" else _Npy
         if before is not None:
             _require_same(caller, path, wanted, before)
+        remove_parts(self._manifest_path)
         self._manifest = wanted if before is None else before
         if self._manifest.finished:
-            self._storage: _Npy | _Zarr = _opened(kind, caller, path)
+            with _reading(caller, path):
+                self._storage: _Npy | _Zarr = kind.opened(path)
             _check_array(caller, str(path), self._storage.array, wanted)
         else:
             self._storage = self._made(kind)
@@ -137,6 +156,11 @@ class _File:
             return None
         start = done[-1].start
         return spans(start, done[-1].stop, self._manifest.block)[-1]
+
+    def held(self, span: Span) -> Any:
+        """The numbers in the file."""
+        with _reading(self._caller, self._path):
+            return self.array[place(self._manifest, span)]
 
     def take(self, block: Block) -> None:
         """Write a block, and count it once it is there."""
@@ -180,13 +204,20 @@ class _Zarr(NamedTuple):
         chunks = tuple(max(1, min(*pair)) for pair in zip(chunk, wanted.shape, strict=True))
         return cls(
             _zarr().create_array(
-                store=str(path), shape=wanted.shape, chunks=chunks, dtype=wanted.dtype, overwrite=True
+                store=str(path),
+                shape=wanted.shape,
+                chunks=chunks,
+                dtype=wanted.dtype,
+                zarr_format=_ZARR_FORMAT,
+                overwrite=True,
             )
         )
 
     @classmethod
     def opened(cls, path: Path) -> _Zarr:
-        return cls(_zarr().open_array(str(path), mode="r+"))
+        for part in path.rglob("*.partial"):  # of a chunk that was being written when the process was killed
+            part.unlink()
+        return cls(_zarr().open_array(str(path), mode="r+", zarr_format=_ZARR_FORMAT))
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -224,12 +255,16 @@ def _zarr() -> Any:
     return zarr
 
 
-def _opened(kind: type[_Npy] | type[_Zarr], caller: Caller, path: Path) -> _Npy | _Zarr:
+@contextmanager
+def _reading(caller: Caller, path: Path) -> Iterator[None]:
+    """Inside, whatever is raised about a file that others may have changed is an error of ours."""
     try:
-        return kind.opened(path)
-    except (OSError, ValueError) as error:
+        yield
+    except (MemoryError, CovectorError):
+        raise
+    except Exception as error:
         raise ResumeError(
-            f"{caller}: {path} cannot be opened, though {_manifest_path(path).name} says that it was begun: "
+            f"{caller}: {path} cannot be read, though {_manifest_path(path).name} says that it was begun: "
             f"{error}. Delete both, or give another path as out."
         ) from error
 

@@ -22,7 +22,7 @@ from covector._tasks.mapping import TASKS, Block, blocks, named_arguments, spans
 from covector._tasks.parts import fingerprint
 from covector._tasks.progress import progress
 from covector._tasks.sending import Span
-from covector._tasks.sinks import Sink, as_part, begun, place, sink
+from covector._tasks.sinks import Sink, as_part, begun, sink
 from covector._tree import Evaluation
 from covector.errors import (
     Caller,
@@ -229,7 +229,7 @@ def _write(job: MatrixJob, matrix: Manifest, target: Sink, executor: Any, direct
 def _compare(block: Block, job: MatrixJob, matrix: Manifest, target: Sink) -> None:
     """What was finished before is what this call gives, up to rounding."""
     again = torch.from_numpy(as_part(matrix, block).copy())
-    there = torch.from_numpy(target.array[place(matrix, block.span)].copy())
+    there = torch.from_numpy(target.held(block.span).copy())
     size = float(again.abs().nan_to_num().max()) if again.numel() else 0.0
     precision = torch.finfo(again.dtype).eps ** 0.75
     if not torch.allclose(there, again, rtol=precision, atol=precision * size, equal_nan=True):
