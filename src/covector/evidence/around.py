@@ -59,7 +59,7 @@ class Differences:
             place = np.searchsorted(touched, at).clip(max=max(0, len(touched) - 1))
             seen = touched[place] == at if len(touched) else np.zeros(len(at), dtype=bool)
             slopes[seen, i] = values[place[seen]]
-        bounds = self._numeric.bounds(slopes, at, columns.numpy())
+        bounds = self._numeric.bounds(at, columns.numpy())
         return torch.from_numpy(slopes), torch.from_numpy(bounds)
 
     def touched(self, columns: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ class Differences:
         new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
         at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
         for part in new.split(at_once) if new.numel() else ():
-            slopes, _ = self._numeric.columns(part.numpy())
-            noise = self._numeric.bounds(np.zeros_like(slopes), np.arange(len(slopes)), part.numpy())
+            slopes = self._numeric.columns(part.numpy())
+            noise = self._numeric.slope_noise(np.arange(len(slopes)), part.numpy())
             for i, column in enumerate(part.tolist()):
                 # What is not finite is kept too.
                 rows = (~(abs(slopes[:, i]) <= noise[:, i])).nonzero()[0]

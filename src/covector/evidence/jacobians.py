@@ -46,7 +46,7 @@ class Budget:
         numeric, width = run.numeric, run.problem.shape[1]
         if numeric.knows_columns:
             return width
-        affordable = int(2 * width * (1 + constants.HALVING_SHARE) + self.runs - run.runs) // 2
+        affordable = (2 * width + self.runs - run.runs) // 2
         return max(FEW, min(affordable, self.most))
 
     def holds(self, run: CheckRun, columns: int) -> bool:
@@ -57,9 +57,9 @@ class Budget:
         return affordable and height * columns <= self.entries and max(height, columns) <= self.longest
 
 
-# Two more runs look for a cut.
+# With those that try a batch, and the two that look for a cut, a check stays within torch's number of runs and 60.
 DIAGNOSIS = Budget(
-    entries=1 << 19, sample=192, evenly=48, runs=58, most=constants.WHOLE_COLUMNS + FEW, longest=4096
+    entries=1 << 19, sample=192, evenly=48, runs=46, most=constants.WHOLE_COLUMNS + FEW, longest=4096
 )
 PAGE = Budget(entries=1 << 23, sample=0, evenly=1024, runs=1 << 20, most=4096)
 

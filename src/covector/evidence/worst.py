@@ -32,8 +32,11 @@ def worst(evidence: Evidence) -> Finding:
     for place in judged:
         bad[place] = True
     count, every = int(bad.sum()), bad.shape == problem.shape
-    order = _size(jacobians, bad).flatten().argsort(descending=True, stable=True)
-    places = [divmod(place, bad.shape[1]) for place in order[: min(NAMED, count)].tolist()]
+    size = _size(jacobians, bad)
+    order = size.flatten().argsort(descending=True, stable=True)[: min(NAMED, count)]
+    places = [divmod(place, bad.shape[1]) for place in order.tolist()]
+    if judged.keys().isdisjoint(places):  # what decided has to be shown, whatever a single difference says
+        places[-1] = max(judged, key=lambda place: float(size[place]))
     shown = tuple(judged[place] if place in judged else _mismatch(jacobians, *place) for place in places)
     height, width = problem.shape
     return replace(found, mismatches=shown, count=count, entries=height * width, counted=every)

@@ -22,7 +22,16 @@ from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
 from covector.verify.leaves import kind_of
 from covector.verify.problem import Problem
-from covector.verify.vectors import Cotangent, Cotangents, cotangents_of, normal, products, stacked, unit
+from covector.verify.vectors import (
+    Cotangent,
+    Cotangents,
+    cotangents_of,
+    normal,
+    products,
+    stacked,
+    unit,
+    weights,
+)
 
 # A chunk of a Jacobian holds at most this many numbers of input and output: what fits a cache.
 _CHUNK_NUMBERS = 1 << 18
@@ -203,13 +212,14 @@ class ReverseMap(_QuietMap):
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs
-        if not (cotangent.recorded or cotangent.expanded or cotangent.reordered or cotangent.part):
-            return self.pull(cotangent.tensors(chart))
         try:
             return self.pull(cotangent.tensors(chart), record=cotangent.recorded)
         except Exception as error:
-            # Without a second derivative, create_graph may be refused, and views of a cotangent that is
-            # transposed or lazily conjugate; an expanded one may not.
+            if cotangent.recorded:  # without a second derivative, create_graph may be refused
+                return self._pull_as_sent(cotangent._replace(recorded=False))
+            if not (cotangent.expanded or cotangent.reordered or cotangent.part):
+                raise
+            # So may views of a cotangent that is transposed or lazily conjugate; an expanded one may not.
             pulled = self.pull(chart.from_coords(cotangent.row * cotangent.factor))
             if cotangent.expanded:
                 self.refused = error
@@ -235,10 +245,18 @@ class ReverseMap(_QuietMap):
         return self.pull_coordinates(torch.zeros(self.problem.outputs.size, dtype=torch.float64))
 
     def rows(self, which: np.ndarray) -> np.ndarray:
-        """These rows of A, by one batched pullback."""
+        """These rows of A, by one batched pullback that adds up to a single one."""
         basis = torch.zeros(len(which), self.problem.outputs.size, dtype=torch.float64)
         basis[torch.arange(len(which)), torch.from_numpy(which)] = 1.0
-        return self._pulled_back(self.problem.outputs.from_coords(basis))
+        stacks = self.problem.outputs.from_coords(basis)
+        matrix = self._pulled_back(stacks)
+        if self.batching.rung != "loop":
+            mixture = weights(len(which), self._seed)
+            together, mixed = self.pull_coordinates(mixture @ basis).numpy(), mixture.numpy()
+            if not self._adds_up(mixed @ matrix, together, abs(mixed) @ abs(matrix)).all():
+                self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
+                matrix = self._pulled_back(stacks)
+        return matrix
 
     def _pulled_back(self, stacks: list[Tensor]) -> np.ndarray:
         pulled = self.problem.inputs.stack_to_coords(self.apply_batch(stacks)).cpu()
@@ -267,10 +285,14 @@ class ReverseMap(_QuietMap):
     def _odd(self, matrix: np.ndarray, which: np.ndarray) -> Cotangent | None:
         """The first cotangent of which the pullback is not what these rows add up to."""
         with np.errstate(all="ignore"):
-            off = abs(self.cotangents @ matrix - self.mixed[:, which])
             size = abs(self.cotangents) @ abs(matrix)
-            wrong = (off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any(1)
-        return next((self.every_cotangent[index] for index in np.flatnonzero(wrong)), None)
+            right = self._adds_up(self.cotangents @ matrix, self.mixed[:, which], size).all(1)
+        return next((self.every_cotangent[index] for index in np.flatnonzero(~right)), None)
+
+    def _adds_up(self, got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """Where a sum of pullbacks is the pullback of the sum; `size` is that of what was added up."""
+        with np.errstate(all="ignore"):
+            return ~(abs(got - expected) > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size)
 
     @property
     def every_cotangent(self) -> tuple[Cotangent, ...]:

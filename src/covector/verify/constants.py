@@ -84,6 +84,9 @@ LOUDER = 8.0
 """By what noise may differ from one stencil to another, or to one of its sides. If a stencil shows more, it
 is no noise that fills it, but a wave, or a jump beside the point."""
 
+CURVATURE = 1e-3
+"""The share of one-sided slopes by which they may differ because the function is curved."""
+
 GAP = 0.7
 """The gap between one-sided slopes is in proportion to the step where the function is smooth, and does not
 shrink at a kink: between two lengths it has to keep this share of itself."""

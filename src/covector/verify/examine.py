@@ -16,8 +16,12 @@ from covector.verify.numeric import Numeric
 from covector.verify.options import Tolerance
 from covector.verify.vectors import products
 
-# By how much (8 a - b) / 6 is noisier than a and b, if these are independent and a is what is looked at.
-_EXTRAPOLATED = sqrt(8**2 + 1) / 6
+# Richardson extrapolation: with what weights differences with steps s, 2s and 3s give that with s without its
+# truncation error, up to 4th and up to 6th order.
+_WEIGHTS = {2: (8 / 6, -1 / 6), 3: (45 / 30, -9 / 30, 1 / 30)}
+
+# By how much what was extrapolated is noisier than the differences, at most.
+_EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS[3]))
 
 # What falls so many times by extrapolation is truncation error: a mistake stays, and of many kinks, whose
 # errors grow with the square of the step, two thirds do.
@@ -38,8 +42,13 @@ class Compared:
     expected: np.ndarray
     """What the derivative says, for each cotangent."""
     differences: np.ndarray
+    """With these steps, or extrapolated."""
     off: np.ndarray
     """How far differences and the derivative are apart, for each cotangent."""
+    rounding: np.ndarray
+    """The noise of a difference that was not extrapolated."""
+    taken: tuple[np.ndarray, ...]
+    """The differences with these steps, and with steps twice and three times as long if they were taken."""
 
     def __len__(self) -> int:
         return len(self.look)
@@ -47,7 +56,12 @@ class Compared:
     def part(self, some: np.ndarray | slice) -> Compared:
         """Some of the directions."""
         arrays = {name: getattr(self, name)[some] for name in _ARRAYS}
-        return replace(self, look=self.look.part(some), **arrays)
+        taken = tuple(differences[some] for differences in self.taken)
+        return replace(self, look=self.look.part(some), taken=taken, **arrays)
+
+    def fell_from(self, before: Compared) -> bool:
+        """Whether extrapolation took most of what was off away: a mistake stays, and truncation falls."""
+        return bool(_FALLS * abs(self.off).max() < abs(before.off).max())
 
     def hidden(self, tol: Tolerance) -> np.ndarray:
         """Where noise would hide what one entry is allowed."""
@@ -88,7 +102,7 @@ class _Noise(NamedTuple):
         return self.mixed <= constants.LOUDER * shorter.mixed and changed > least
 
 
-_ARRAYS = tuple(field.name for field in fields(Compared) if field.name not in ("look", "length"))
+_ARRAYS = tuple(field.name for field in fields(Compared) if field.name not in ("look", "length", "taken"))
 
 
 class Examiner:
@@ -154,7 +168,8 @@ class Examiner:
             differences = self.numeric.difference(lambda: look.steps(self.numeric, length)[0])
         else:
             differences = look.differences(self.numeric, steps)
-        return Compared(look, length, least, noise, expected, differences, self._off(differences, expected))
+        off = self._off(differences, expected)
+        return Compared(look, length, least, noise, expected, differences, off, noise, (differences,))
 
     def _spans(self, count: int, start: int = 0) -> Iterator[slice]:
         """The directions that are differenced at once."""
@@ -166,33 +181,36 @@ class Examiner:
             return products(differences, self.analytic.cotangents) - expected
 
     def extrapolated(self, suspects: Compared) -> Compared | None:
-        """What still disagrees with Richardson's extrapolation of steps s and 2s: the worst one first."""
+        """What still disagrees once truncation errors and noise are taken into account."""
         alone = suspects.look.weights.size == 1  # a judge costs little more
         if alone or suspects.hidden(self.tol).any():
             return suspects
         worst = suspects.part(slice(0, 1))
-        better = self._extrapolated(worst)
-        if better is None:
-            spans = self._spans(len(suspects), start=1)
-            return _joined([self._extrapolated(suspects.part(some)) for some in spans])
+        better = self._extrapolated(worst, 2)
+        if better.suspects(self.tol) is None:
+            return self._still_off(suspects, 2)
         if suspects.look.columns is not None:
             return suspects
-        if _FALLS * abs(better.off).max() < abs(worst.off).max():
-            # Truncation, with the shortest steps that show anything: directions cannot tell.
+        if better.fell_from(worst):  # truncation, with the shortest steps that show anything
+            if self._extrapolated(better, 3).suspects(self.tol) is None:
+                return self._still_off(suspects, 3)
             return replace(suspects, noise=np.full(len(suspects), np.inf))
         if 2 * suspects.look.width <= constants.EXTRA_RUNS:  # to move each column costs no more
             return suspects
-        with np.errstate(all="ignore"):
-            far = 8 * worst.differences - 6 * better.differences
-        return self._beyond_noise(suspects, self._noise_along(worst, far))
+        return self._beyond_noise(suspects, better)
 
-    def _beyond_noise(self, suspects: Compared, noise: _Noise) -> Compared | None:
+    def _still_off(self, suspects: Compared, count: int) -> Compared | None:
+        """What disagrees after the first of the suspects, extrapolated from so many lengths of steps."""
+        spans = self._spans(len(suspects), start=1)
+        return _joined([self._extrapolated(suspects.part(s), count).suspects(self.tol) for s in spans])
+
+    def _beyond_noise(self, suspects: Compared, worst: Compared) -> Compared | None:
         """What still disagrees with steps so long that the noise of the function would not show."""
-        look, worst = suspects.look, suspects.part(slice(0, 1))
+        look, noise = suspects.look, self._noise_along(worst)
         if not abs(suspects.off).max() <= noise.mixed:
             return suspects
         near = min(look.lengths(self.numeric.eps)[0], suspects.length / constants.NEXT_LENGTH**2)
-        shorter = self._compared(worst.look, worst.noise, near)
+        shorter = self._compared(worst.look, suspects.noise[:1], near)
         if not noise.is_like(self._noise_along(shorter)):
             return suspects
         self.measured, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
@@ -200,32 +218,35 @@ class Examiner:
         if length is None:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
         longer = self._compared(look, mixed, length).suspects(self.tol)
-        return None if longer is None else self._extrapolated(longer)
+        return None if longer is None else self._extrapolated(longer, 2).suspects(self.tol)
 
-    def _noise_along(self, compared: Compared, far: np.ndarray | None = None) -> _Noise:
+    def _noise_along(self, compared: Compared) -> _Noise:
         """The noise of the function along one direction: what is left of differences with steps s, 2s and 3s.
 
         Of d(s) = a s + b s^3 + ..., the sum 5 d(s) - 4 d(2s) + d(3s) is left with what is of 5th order.
         """
-        look, steps = compared.look, compared.look.steps(self.numeric, compared.length)
-        near = compared.differences
-        far = look.differences(self.numeric, 2 * steps) if far is None else far
+        near, far, farthest = self._longer(compared, 3)
         with np.errstate(all="ignore"):
-            left = 5 * near - 4 * far + look.differences(self.numeric, 3 * steps)
+            left = 5 * near - 4 * far + farthest
             # Each is half of a difference of two values.
             left = np.nan_to_num(left / sqrt((5**2 + 4**2 + 1) / 2))
             mixed = constants.SIGMAS * float(abs(products(left, self.analytic.cotangents)).max())
         return _Noise(left[0], max(mixed, self._mixed(left[0].copy())))
 
-    def _extrapolated(self, suspects: Compared) -> Compared | None:
-        """What still disagrees once the leading truncation error is removed."""
-        steps = suspects.look.steps(self.numeric, suspects.length)
-        far = suspects.look.differences(self.numeric, 2 * steps)
+    def _longer(self, compared: Compared, count: int) -> tuple[np.ndarray, ...]:
+        """The differences with steps s, 2s and so on; those that are known are not taken again."""
+        steps = compared.look.steps(self.numeric, compared.length)
+        times = range(len(compared.taken) + 1, count + 1)
+        return *compared.taken, *(compared.look.differences(self.numeric, n * steps) for n in times)
+
+    def _extrapolated(self, compared: Compared, count: int) -> Compared:
+        """The same without the leading truncation errors, by differences with so many lengths of steps."""
+        taken, weights = self._longer(compared, count), _WEIGHTS[count]
         with np.errstate(all="ignore"):
-            better = (8 * suspects.differences - far) / 6
-        off = self._off(better, suspects.expected)
-        noise = _EXTRAPOLATED * suspects.noise
-        return replace(suspects, differences=better, noise=noise, off=off).suspects(self.tol)
+            better = np.add.reduce([weight * part for weight, part in zip(weights, taken, strict=True)])
+        noise = _EXTRAPOLATED * compared.rounding
+        off = self._off(better, compared.expected)
+        return replace(compared, differences=better, noise=noise, off=off, taken=taken)
 
 
 def _joined(parts: Sequence[Compared | None]) -> Compared | None:
@@ -236,4 +257,5 @@ def _joined(parts: Sequence[Compared | None]) -> Compared | None:
     columns, weights = ([getattr(part.look, name) for part in some] for name in ("columns", "weights"))
     look = replace(some[0].look, columns=np.concatenate(columns), weights=np.concatenate(weights))
     arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _ARRAYS}
-    return Compared(look, some[0].length, **arrays)
+    taken = tuple(np.concatenate(parts) for parts in zip(*(part.taken for part in some), strict=True))
+    return Compared(look, some[0].length, **arrays, taken=taken)

@@ -81,7 +81,6 @@ def judge(
     if best is None:
         return ColumnJudgement(entries, stencils, None, 0.0, numeric.noise)
     slope = float(best.value[row])
-    numeric.learn_truncation(row, column, slope)
     # The truncation error of a central difference is in proportion to the square of the step.
     truncation, allowed = abs(float(best.central[row]) - slope), tol.allowed(slope) / 4
     shorter = 1.0 if truncation <= allowed else float(np.sqrt(allowed / truncation))
@@ -132,7 +131,7 @@ class _Lengths:
         allowed = tol.allowed(float(last.value[row])) / 8
         first_is_noisy = len(stencils.taken) == 1 and last.noise[row] > allowed
         steep = last.truncation[row] > max(last.noise[row], allowed)
-        near = last.bent[row] or stencils.noise_is_beside(row)
+        near = last.bent[row] or stencils.noise_is_beside(row) or stencils.noise_shrinks(row, tol)
         if not np.isfinite(last.value[row]) or steep or near or first_is_noisy:
             return [shorter, longer]
         return [longer, shorter]
@@ -165,7 +164,7 @@ def _settled(stencils: Stencils, row: int, analytic: float, tol: Tolerance) -> b
         return True
     if len(stencils.taken) > 2 and stencils.kink(row) is not None:
         return True
-    return stencils.disprove(row, analytic, tol)
+    return not stencils.noise_shrinks(row, tol) and stencils.disprove(row, analytic, tol)
 
 
 def decide_entry(

@@ -46,8 +46,6 @@ class Numeric:
         self.runs = 0
         self.spare = constants.EXTRA_RUNS
         """How many runs judging and halving may still take; a look takes what it needs."""
-        self._truncation: dict[int, float] = {}
-        """What share of itself a difference with the first step was found to be off by, by column."""
         self.refusal: BaseException | None = None
         self._bytes = constants.BATCH_BYTES if batch_bytes is None else batch_bytes
         self._seed = seed
@@ -200,10 +198,10 @@ class Numeric:
         if len(moves) == 1:
             return self.difference(lambda: moves[0])
         points = np.empty((2 * len(moves), here.size))
-        np.add(here, moves, out=points[: len(moves)])
-        np.subtract(here, moves, out=points[len(moves) :])
+        np.add(here, moves, out=points[::2])
+        np.subtract(here, moves, out=points[1::2])
         values = self.at(points)
-        return _halved(values[: len(moves)], values[len(moves) :])
+        return _halved(values[::2], values[1::2])
 
     def difference(self, move: Callable[[], np.ndarray]) -> np.ndarray:
         """The same for one move, which is made anew for each run: it may be as large as all inputs."""
@@ -220,13 +218,12 @@ class Numeric:
             parts = [self.sides(columns[span], steps[span]) for span in spans]
             plus, minus = (np.concatenate(side) for side in zip(*parts, strict=True))
             return plus, minus
-        count = len(columns)
-        points = np.repeat(here[None], 2 * count, axis=0)
-        each = np.arange(count)
+        points = np.repeat(here[None], 2 * len(columns), axis=0)
+        each = 2 * np.arange(len(columns))  # one side after the other: a function may differ from run to run
         points[each, columns] += steps
-        points[each + count, columns] -= steps
+        points[each + 1, columns] -= steps
         values = self.at(points)
-        return values[:count], values[count:]
+        return values[::2], values[1::2]
 
     @property
     def columns_at_once(self) -> int:
@@ -273,30 +270,33 @@ class Numeric:
         """Whether every column was differenced by itself, and kept."""
         return self._kept is not None and bool(self._made.all())
 
-    def columns(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slopes along these coordinates, and how far off they may be: output, coordinate."""
+    def columns(self, which: np.ndarray) -> np.ndarray:
+        """Slopes along these coordinates: output, coordinate."""
         steps = self.first_steps(which)
         with np.errstate(all="ignore"):
-            slopes = (self.singly(which, steps) / steps[:, None]).T
-        return slopes, self.bounds(slopes, np.arange(len(slopes)), which)
+            slopes: np.ndarray = (self.singly(which, steps) / steps[:, None]).T
+        return slopes
 
-    def bounds(self, slopes: np.ndarray, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """How far off slopes may be that stand in these rows and columns."""
-        steps = self.first_steps(which)
+    def slope_noise(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """How far rounding may put the slopes off that stand in these rows and columns."""
         with np.errstate(all="ignore"):
-            noise = constants.SIGMAS * self.noise[rows][:, None] / abs(steps)
-        # What is off by more than a tenth is next to a kink or a pole, and tells nothing of other columns.
-        others = max((share for share in self._truncation.values() if share < 0.1), default=0.0)
-        share = np.array([self._truncation.get(column, others) for column in which.tolist()])
-        return noise + 2 * share * abs(slopes)
+            noise: np.ndarray = constants.SIGMAS * self.noise[rows][:, None] / abs(self.first_steps(which))
+        return noise
 
-    def learn_truncation(self, row: int, column: int, slope: float) -> None:
-        """The slope of an entry, by which the difference that is kept is off."""
-        if self._kept is None or self._made[column] == 0:
-            return
-        central = float(self._kept[column, row] / self._made[column])
-        share = abs(central - slope) / abs(central) if central else 0.0
-        self._truncation[column] = share if share < np.inf else 0.0
+    def bounds(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """How far off these slopes may be: their noise, and the gap between the slopes on both sides.
+
+        A gap that curvature explains does no harm. Next to a kink or a pole, and on a wave as short as the
+        step, it is as large as the slope. It is known where both sides are kept.
+        """
+        noise = self.slope_noise(rows, which)
+        if self._kept is None or self._ahead is None or not self._made[which].all():
+            return noise
+        at, steps = np.ix_(which, rows), abs(self._made[which][:, None])
+        with np.errstate(all="ignore"):
+            gap = (2 * abs(self._ahead[at] - self._kept[at] - self.problem.value[rows]) / steps).T
+            size = 2 * abs(self._kept[at] / steps).T
+            return np.where(gap > constants.CURVATURE * size + noise, noise + gap, noise)
 
     def stencil(self, column: int, step: float) -> np.ndarray:
         """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""

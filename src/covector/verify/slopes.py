@@ -30,9 +30,6 @@ from covector.verify.options import Tolerance
 
 _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
 
-# The share of one-sided slopes by which they may differ because the function is curved.
-_CURVATURE = 1e-3
-
 
 class _Side(NamedTuple):
     """One side of a stencil."""
@@ -45,7 +42,9 @@ class _Side(NamedTuple):
 
     def has_slope(self, slope: np.ndarray, bound: np.ndarray) -> np.ndarray:
         """Where it is quiet and its slope can be this one, up to curvature."""
-        return self.quiet & (abs(self.slope - slope) <= self.noise + bound + _CURVATURE * abs(self.slope))
+        return self.quiet & (
+            abs(self.slope - slope) <= self.noise + bound + constants.CURVATURE * abs(self.slope)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Slopes:
     def bent(self) -> np.ndarray:
         """Where they are apart by more than the noise on either side explains."""
         size = abs(self.left) + abs(self.right)
-        return (self.gap > 10 * self.side_noise + _CURVATURE * size) & (self.noise > self.side_noise)
+        return (self.gap > 10 * self.side_noise + constants.CURVATURE * size) & (self.noise > self.side_noise)
 
     @lazy
     def straight(self) -> np.ndarray:
@@ -263,6 +262,17 @@ class Stencils:
         last = self.taken[-1]
         loudest = max(one.level[row] for one in self.taken if one.length >= last.length)
         return not last.straight[row] and bool(last.level[row] < loudest / constants.LOUDER)
+
+    def noise_shrinks(self, row: int, tol: Tolerance) -> bool:
+        """Whether the last one is shorter and much less noisy, but too noisy to tell.
+
+        What shrinks with the step is no noise: kinks are within the stencil.
+        """
+        if len(self.taken) < 2:
+            return False
+        before, last = self.taken[-2:]
+        shrunk = last.length < before.length and constants.LOUDER * last.level[row] < before.level[row]
+        return bool(shrunk and last.noise[row] > tol.allowed(float(last.value[row])))
 
     def noise_is_beside(self, row: int) -> bool:
         """Whether the last two share one side and are noisy on the other: a jump or a kink is next to x."""

@@ -224,7 +224,8 @@ def _others(
     # The first number stays where it is in every order of memory.
     single = one_number(chart, 1 + seed % (chart.size - 1))
     return (
-        Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True),
-        Cotangent(varied, "with numbers of many sizes, and zeros", factor=tiny, recorded=True, part=True),
+        # Under create_graph every row is to show, so it is the one without zeros that is recorded.
+        Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True, recorded=True),
+        Cotangent(varied, "with numbers of many sizes, and zeros", factor=tiny, part=True),
         Cotangent(single, "with one number that is not zero", reordered=True),
     )
