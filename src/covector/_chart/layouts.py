@@ -124,10 +124,17 @@ def copied(tensor: Tensor) -> Tensor:
     return memory.as_strided(tensor.shape, tensor.stride(), begin).detach()
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def reordered(tensor: Tensor) -> Tensor:
-    """The same numbers in another order of memory: transposed, or with others between them."""
+    """The same numbers in another order of memory: channels last, transposed, or with others between them."""
     if not is_strided(tensor) or tensor.numel() < 2:
         return tensor
+    if (format := _CHANNELS_LAST.get(tensor.dim())) is not None and not tensor.is_contiguous(
+        memory_format=format
+    ):
+        return tensor.contiguous(memory_format=format)
     if tensor.dim() > 1 and min(tensor.shape[-2:]) > 1:
         return tensor.mT.contiguous().mT
     apart = tensor.new_empty(*tensor.shape, 2)

@@ -57,7 +57,7 @@ class Budget:
         return affordable and height * columns <= self.entries and max(height, columns) <= self.longest
 
 
-# With those that try a batch, and the two that look for a cut, a check stays within torch's number of runs and 60.
+# With the runs that try a batch, and two that look for a cut, a check stays within torch's number and 60.
 DIAGNOSIS = Budget(
     entries=1 << 19, sample=192, evenly=48, runs=46, most=constants.WHOLE_COLUMNS + FEW, longest=4096
 )
@@ -163,6 +163,10 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
     values, bound = differences.on(rows, columns)
+    for m in mismatches:  # a judge knows more of an entry than a single difference
+        at = (rows == m.row).nonzero(), (columns == m.column).nonzero()
+        if np.isfinite(m.numeric):
+            values[at], bound[at] = m.numeric, m.bound
     point = torch.from_numpy(problem.point)[columns]
     values = torch.where(point.isfinite(), values, torch.nan)  # nothing can be moved away from infinity
     allowed = tol.atol + tol.rtol * values.abs()

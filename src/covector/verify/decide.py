@@ -64,9 +64,13 @@ class _Decision:
             return True
         self._record.suspected = True
         remaining = self._examiner.extrapolated(suspects)
-        if remaining is None:
+        if remaining is None:  # noise was at most half of what an entry is allowed
+            self._record.show((0.5 + look.share) * self._tol.atol)
             return True
         self._numeric.problem.require_pure()
+        if (unsteady := self._numeric.problem.unsteady) is not None and unsteady.any():
+            known = self._examiner.measured
+            self._examiner.measured = unsteady if known is None else np.maximum(known, unsteady)
         return self._parts_agree(remaining) if look.columns is None else self._entries_pass(remaining)
 
     def _entries_pass(self, suspects: Compared) -> bool:

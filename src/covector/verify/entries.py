@@ -186,11 +186,15 @@ class Entries:
         return ~flat
 
     def _steps_like(self, judged: ColumnJudgement, columns: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Steps in the same proportion to each coordinate, or to its scale, as suited the judged column."""
+        """Steps in the same proportion to the scale of each coordinate as suited the judged column.
+
+        A step that truncation made shorter is in proportion to the coordinate itself, if that is small.
+        """
         point, scale = self._numeric.problem.point, self._numeric.steps.scale
         which, others = judged.entries[0].mismatch.column, np.asarray(columns)
         steps = judged.length / scale[which] * scale[others]
-        if 0 < abs(point[which]) < scale[which]:
+        shorter = judged.length < self._numeric.steps.array(self._numeric.eps)[which]
+        if shorter and 0 < abs(point[which]) < scale[which]:
             relative = judged.length / abs(point[which]) * abs(point[others])
             steps = np.where(relative > 0, np.minimum(relative, steps), steps)
         return self._numeric.steps.made_at(others, steps)

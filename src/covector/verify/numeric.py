@@ -69,11 +69,14 @@ class Numeric:
 
     @property
     def noise(self) -> np.ndarray:
-        """The rounding error of each output, as a standard deviation: a unit in the last place. A copy."""
+        """The error of each output, as a standard deviation; a copy.
+
+        A unit in the last place, or what two runs at the point differ by.
+        """
         size = abs(self.problem.value)
         size[~np.isfinite(size)] = 0.0
         size *= self.problem.rounding
-        return size
+        return size if self.problem.unsteady is None else np.maximum(size, self.problem.unsteady)
 
     # Evaluations.
 

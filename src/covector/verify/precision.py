@@ -1,9 +1,10 @@
 """A derivative in low precision: what it is held against, and how far rounding may put it off.
 
 If the function takes double precision, its derivative is checked there, and the one in low precision is held
-against that, entry by entry; of many columns, in those that differ along the random cotangents. Beyond the
-tolerance an entry may be off by its own rounding error, which is measured: the function and its derivative
-are run a few times more with every operation rounded at random.
+against that, entry by entry. Of many columns, it is held along the random cotangents first, if these are
+known to the tolerance, and entry by entry in the columns that differ there. Beyond the tolerance an entry may
+be off by its own rounding error, which is measured: the function and its derivative are run a few times more
+with every operation rounded at random.
 
 That the function is the same in double precision is an assumption, and is tested: its values have to agree
 at the point to within the same kind of noise, and where the derivatives differ, away from it too. If they do
@@ -41,6 +42,12 @@ class Rounding:
         """How far rounding may put the entries of some columns off."""
         plain = analytic.columns(columns)
         spread = self._spread(plain, lambda: self._fresh(analytic).unchecked_columns(columns))
+        return constants.SIGMAS * self._at_least(spread, plain)
+
+    def of_rows(self, analytic: ReverseMap, rows: np.ndarray) -> np.ndarray:
+        """How far rounding may put the entries of some rows off."""
+        plain = analytic.rows(rows)
+        spread = self._spread(plain, lambda: self._fresh_reverse(analytic).rows(rows))
         return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_mixed(self, analytic: Map) -> np.ndarray:
@@ -131,36 +138,89 @@ class Differing(NamedTuple):
 
 def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> Differing:
     """Where the derivative in low precision is off by more than the tolerance and its own rounding error."""
-    with np.errstate(all="ignore"):
-        off, allowed = abs(low.mixed - high.mixed), np.full(low.mixed.shape, 0.5 * tol.atol)
-        looked_at = np.arange(low.problem.inputs.size)
-        if not (off <= allowed).all() and len(looked_at) > constants.WHOLE_COLUMNS:
-            allowed = allowed + rounding.of_mixed(low)
+    off, allowed = abs(low.mixed - high.mixed), np.full(low.mixed.shape, 0.5 * tol.atol)
+    if (off <= allowed).all():
+        return Differing(visible=0.5 * tol.atol)
+    columns = np.arange(low.problem.inputs.size)
+    if len(columns) > constants.WHOLE_COLUMNS:
+        noise = rounding.of_mixed(low)
+        known = np.median(noise) <= tol.atol + tol.rtol * np.median(abs(high.mixed))
+        if not known and isinstance(low, ReverseMap) and isinstance(high, ReverseMap):
+            return _joined([_of_rows(low, high, rows, tol, rounding) for rows in _blocks(low.problem)])
+        allowed = allowed + noise
+        with np.errstate(all="ignore"):
             excess = np.nan_to_num(off - allowed, nan=np.inf).max(0)
-            looked_at = np.sort(np.argsort(-excess, kind="stable")[: constants.WHOLE_COLUMNS])
-        if (off <= allowed).all():
+        if (excess <= 0).all():
             return Differing(visible=float(allowed.max(initial=0.0)))
-        got, expected = low.columns(looked_at), high.columns(looked_at)
-        allowed = tol.atol + tol.rtol * abs(expected)
-        bad, noise = _bad(got, expected, allowed), np.zeros(got.shape)
-        columns = np.flatnonzero(bad.any(0))
-        if len(columns):
-            noise[:, columns] = rounding.of_columns(low, looked_at[columns])
-            allowed = allowed + noise
-            bad = _bad(got, expected, allowed)
-        error = np.nan_to_num(abs(got - expected), nan=np.inf)
-    rows, at = np.nonzero(bad)
-    order = np.argsort(-error[rows, at], kind="stable")[:NAMED]
-    shown = []
-    for row, column in zip(rows[order].tolist(), at[order].tolist(), strict=True):
-        a, n, bound, limit = (float(part[row, column]) for part in (got, expected, noise, allowed))
-        at_column = int(looked_at[column])
-        shown.append(Mismatch(low.problem.entry(row, at_column), a, n, bound, limit, "", row, at_column))
-    visible = float(np.where(np.isfinite(allowed), allowed, 0.0).max(initial=0.0))
-    return Differing(tuple(shown), len(rows), visible)
+        columns = np.sort(np.argsort(-excess, kind="stable")[: constants.WHOLE_COLUMNS])
+    return _of_columns(low, high, columns, tol, rounding)
 
 
-def _bad(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Where two derivatives differ by more than is allowed; what is not finite in both does not."""
-    wrong = ~(abs(got - expected) <= allowed) & (got != expected)
-    return wrong & ~(np.isnan(got) & np.isnan(expected))
+def _blocks(problem: Problem) -> list[np.ndarray]:
+    """The rows of the Jacobian, as many at a time as memory allows."""
+    height, width = problem.shape
+    size = max(1, constants.BATCH_BYTES // (8 * constants.COPIES * width))
+    return [np.arange(start, min(start + size, height)) for start in range(0, height, size)]
+
+
+def _of_rows(
+    low: ReverseMap, high: ReverseMap, rows: np.ndarray, tol: Tolerance, rounding: Rounding
+) -> Differing:
+    """Where some rows differ."""
+    block = _Block(rows, np.arange(low.problem.inputs.size), low.rows(rows), high.rows(rows), tol)
+    if (places := np.flatnonzero(block.bad.any(1))).size:
+        block.noise[places] = rounding.of_rows(low, rows[places])
+    return block.differing(low.problem)
+
+
+def _of_columns(low: Map, high: Map, columns: np.ndarray, tol: Tolerance, rounding: Rounding) -> Differing:
+    """Where some columns differ."""
+    rows = np.arange(low.problem.outputs.size)
+    block = _Block(rows, columns, low.columns(columns), high.columns(columns), tol)
+    if (places := np.flatnonzero(block.bad.any(0))).size:
+        block.noise[:, places] = rounding.of_columns(low, columns[places])
+    return block.differing(low.problem)
+
+
+class _Block:
+    """Entries of both derivatives, and the rounding error of those that differ by more than the tolerance."""
+
+    def __init__(
+        self, rows: np.ndarray, columns: np.ndarray, got: np.ndarray, expected: np.ndarray, tol: Tolerance
+    ) -> None:
+        self._rows, self._columns, self._got, self._expected = rows, columns, got, expected
+        self._allowed = tol.atol + tol.rtol * abs(expected)
+        self.noise = np.zeros(got.shape)
+
+    @property
+    def bad(self) -> np.ndarray:
+        """Which differ by more than is allowed; what is not finite in both does not."""
+        got, expected = self._got, self._expected
+        with np.errstate(all="ignore"):
+            wrong = ~(abs(got - expected) <= self._allowed + self.noise) & (got != expected)
+        return wrong & ~(np.isnan(got) & np.isnan(expected))
+
+    def differing(self, problem: Problem) -> Differing:
+        """The worst of them, and how large an error would have shown."""
+        rows, at = np.nonzero(self.bad)
+        allowed = self._allowed + self.noise
+        with np.errstate(all="ignore"):
+            error = np.nan_to_num(abs(self._got - self._expected), nan=np.inf)
+        shown = []
+        for place in np.argsort(-error[rows, at], kind="stable")[:NAMED]:
+            where = rows[place], at[place]
+            row, column = int(self._rows[where[0]]), int(self._columns[where[1]])
+            a, n, bound, limit = (float(p[where]) for p in (self._got, self._expected, self.noise, allowed))
+            shown.append(Mismatch(problem.entry(row, column), a, n, bound, limit, "", row, column))
+        visible = float(np.where(np.isfinite(allowed), allowed, 0.0).max(initial=0.0))
+        return Differing(tuple(shown), len(rows), visible)
+
+
+def _joined(parts: list[Differing]) -> Differing:
+    """What several blocks come to."""
+    shown = sorted(
+        (m for part in parts for m in part.mismatches), key=lambda m: -np.nan_to_num(m.error, nan=np.inf)
+    )
+    return Differing(
+        tuple(shown[:NAMED]), sum(part.found for part in parts), max(part.visible for part in parts)
+    )
