@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,15 @@ ROOMS = (
 )
 
 
+@cache
+def in_rooms(file: str) -> bool:
+    """Whether a file is one of looks, rules or writers; asked at every call of a function."""
+    return file.startswith(tuple(str(SOURCE / room) for room in ROOMS))
+
+
 def of_rooms(code: Any) -> bool:
     """Whether code is a look, a rule or a writer of ours."""
-    if not code.co_filename.startswith(str(SOURCE)):
-        return False
-    inside = str(Path(code.co_filename).relative_to(SOURCE))
-    return inside.startswith(ROOMS) and code.co_name not in ("__enter__", "__exit__", "<module>")
+    return in_rooms(code.co_filename) and code.co_name not in ("__enter__", "__exit__", "<module>")
 
 
 def wrong_entries(x: torch.Tensor) -> torch.Tensor:
