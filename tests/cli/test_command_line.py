@@ -164,7 +164,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    """Every run of the table: two as people run them, and meanwhile here the one that needs no process of its own."""
+    """Every run of the table: two in processes, as people run them, and one meanwhile in this process."""
 
     def run(name):
         ended = subprocess.run(

@@ -9,5 +9,5 @@ from covector import api
 
 @pytest.fixture
 def unexplained(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Once it is called, failures are not explained, which takes most of the time of a small check that fails."""
+    """Once it is called, failures are not explained, which takes half of the time of a check that fails."""
     return lambda: monkeypatch.setattr(api, "_explained", lambda run, findings: findings)
