@@ -250,8 +250,8 @@ def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: 
 def small_files() -> Iterator[None]:
     """No file may grow beyond 4 KB, which is what a full disk looks like to who writes.
 
-    No fixture, which would still hold while pytest writes its progress, perhaps to a file. Python itself would keep
-    half of the bytecode of what is imported meanwhile, and could not import that again.
+    No fixture, which would still hold while pytest writes its progress, perhaps to a file. Python itself
+    would keep half of the bytecode of what is imported meanwhile, and could not import that again.
     """
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
