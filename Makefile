@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 DIST_READY := $(VENV)/.dist-ready
+# Compiled bytecode is kept whatever the environment says: tests start many processes, and pytest rewrites every file.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: kernels demo test sweep soak versions dist package browser bench peers zoo docs lint clean
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from benchmarks._board import FULL, QUICK
 from benchmarks._results import FOLDER, ResultsError, Store, moves, read, read_quick
-from benchmarks._run import Run, choose, interruptible
+from benchmarks._run import Run, choose
 from benchmarks.areas import AREAS, scoreboard
+from covector.cli import terminated_as_interrupted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +46,7 @@ def main() -> int:
             return 0
         rows = []
         if not options.tables:
-            with interruptible():
+            with terminated_as_interrupted():  # the processes of a measurement end with it
                 rows = Run(store, effort, again=options.again).measure(choices)
         if not options.quick:
             for page in scoreboard(store.complete()):

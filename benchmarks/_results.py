@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._board import Row
+from covector._files import write_text
 
 SCHEMA = "covector-bench/1"
 ROOT = Path(__file__).parents[1]
@@ -136,9 +137,7 @@ def write(path: Path, records: Records, *, quick: bool) -> None:
     }
     text = json.dumps({"schema": SCHEMA, "quick": quick, "areas": areas}, indent=1, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".writing")
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_text(path, text + "\n")
 
 
 _DEFAULTS = {one.name: one.default for one in fields(Row)}

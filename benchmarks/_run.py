@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 from benchmarks._board import Area, Effort, Row, Task
 from benchmarks._results import Record, Store, environment
 from benchmarks._tables import line
+from covector._tasks.progress import progress
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Run:
         """The rows of every chosen task, measured now or kept from before."""
         rows = []
         here = environment()
-        with _progress(sum(len(choice.tasks) for choice in choices)) as advance:
+        with progress("", sum(len(choice.tasks) for choice in choices), done=-1) as advance:
             for choice in choices:
                 rows += self._area(choice, {**here, **choice.area.settings}, advance)
         return rows
@@ -102,33 +100,3 @@ class Run:
         found = [replace(row, area=area.name, task=task.name) for row in found]
         record.rows = [row for row in record.rows if row.task != task.name] + found
         record.seconds += perf_counter() - start
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on the terminal, if there is one; call what it gives with the name of what begins."""
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    both = sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=both) as bar:
-        shown = bar.add_task("", total=total, completed=-1)
-        yield lambda name: bar.update(shown, advance=1, description=name)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, being asked to end is an interruption too, so that processes of a measurement end as well."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

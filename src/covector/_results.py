@@ -14,7 +14,6 @@ from typing import Any
 
 from covector._engine.messages import is_out_of_memory
 from covector._index import write_page
-from covector._pool import Ended
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
 from covector.errors import CaseError, GradcheckError, StorageError
@@ -91,12 +90,6 @@ def handle_in(folder: str, request: Request) -> Any:
             f"a worker cannot go to {folder}: {error}. It has to see the files that are checked."
         )
     return handle(request)
-
-
-def lost(ended: Ended) -> Result:
-    """The result of a case whose process did not come back."""
-    request = ended.piece
-    return Result(request.file, request.name, ended.lost, ended.seconds, ended.why, ended.output)
 
 
 @cache

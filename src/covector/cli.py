@@ -23,7 +23,7 @@ from covector._files import write_text
 from covector._index import NAME as INDEX
 from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool, Spread
-from covector._results import Request, Result, handle, handle_in, lost
+from covector._results import Request, Result, handle, handle_in
 from covector._tasks.progress import progress
 from covector.cases import chosen, load, require_file
 from covector.errors import CaseError, StorageError
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # By the command itself, whose usage is then shown.
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        with _terminated_as_interrupted():
+        with terminated_as_interrupted():
             return int(options.run(options))
     except (CaseError, StorageError) as error:
         print(f"covector {options.command}: {error}", file=sys.stderr)
@@ -245,10 +245,9 @@ def _split(target: str) -> tuple[str, str | None]:
 def _result(ended: Any) -> Result:
     if isinstance(ended.value, Result):
         return replace(ended.value, output=ended.output)
-    if isinstance(ended.value, CaseError):
-        request = ended.piece
-        return Result(request.file, request.name, "raised", ended.seconds, str(ended.value), ended.output)
-    return lost(ended)
+    raised = isinstance(ended.value, CaseError)
+    outcome, text = ("raised", str(ended.value)) if raised else (ended.lost, ended.why)
+    return Result(ended.piece.file, ended.piece.name, outcome, ended.seconds, text, ended.output)
 
 
 def _line(result: Result) -> str:
@@ -391,7 +390,7 @@ def _save(path: str | None, data: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """Inside, being asked to end is an interruption too: what was found so far is shown and saved."""
 
     def interrupt(*_: object) -> None:

@@ -1,5 +1,6 @@
-"""The command line as people use it: a process, its output, its files, its exit code."""
+"""The command line as people use it: its output, its files, its exit code."""
 
+import io
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -151,17 +154,39 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "100", "NO_COLOR": "1"}
 
 
-@pytest.fixture(scope="session")
-def runs(folder):
-    """Every run of the table, two at a time."""
+class Run(NamedTuple):
+    """How a command ended."""
 
-    def run(arguments):
-        return subprocess.run(
-            command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """Every run of the table: two in processes, as people run them, and one meanwhile in this process."""
+
+    def run(name):
+        ended = subprocess.run(
+            command(*RUNS[name]), cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
         )
+        return Run(ended.returncode, ended.stdout, ended.stderr)
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(RUNS, pool.map(run, RUNS.values()), strict=True))
+        apart = {name: pool.submit(run, name) for name in ("bad", "bench")}
+        here = run_here(folder, RUNS["good"])
+        return {"good": here, **{name: ended.result() for name, ended in apart.items()}}
+
+
+def run_here(folder, arguments):
+    """A command in this process; its workers are forked from one that has loaded torch already."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.chdir(folder)
+        return Run(cli.main(arguments), out.getvalue(), err.getvalue())
 
 
 def lines_of(run):

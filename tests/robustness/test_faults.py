@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,15 @@ ROOMS = (
 )
 
 
+@cache
+def in_rooms(file: str) -> bool:
+    """Whether a file is one of looks, rules or writers; asked at every call of a function."""
+    return file.startswith(tuple(str(SOURCE / room) for room in ROOMS))
+
+
 def of_rooms(code: Any) -> bool:
     """Whether code is a look, a rule or a writer of ours."""
-    if not code.co_filename.startswith(str(SOURCE)):
-        return False
-    inside = str(Path(code.co_filename).relative_to(SOURCE))
-    return inside.startswith(ROOMS) and code.co_name not in ("__enter__", "__exit__", "<module>")
+    return in_rooms(code.co_filename) and code.co_name not in ("__enter__", "__exit__", "<module>")
 
 
 def wrong_entries(x: torch.Tensor) -> torch.Tensor:
@@ -246,8 +250,10 @@ def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: 
 def small_files() -> Iterator[None]:
     """No file may grow beyond 4 KB, which is what a full disk looks like to who writes.
 
-    No fixture, which would still hold while pytest writes its progress, perhaps to a file.
+    No fixture, which would still hold while pytest writes its progress, perhaps to a file. Python itself
+    would keep half of the bytecode of what is imported meanwhile, and could not import that again.
     """
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -255,6 +261,7 @@ def small_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = bytecode
         signal.signal(signal.SIGXFSZ, handler)
 
 
@@ -308,7 +315,8 @@ def test_the_command_without_room(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "1", "--html", "pages"]
-    ended = subprocess.run(command, cwd=tmp_path, preexec_fn=no_room, capture_output=True, text=True)
+    apart = {"env": {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, "cwd": tmp_path, "preexec_fn": no_room}
+    ended = subprocess.run(command, **apart, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "PASSED        cases.py::sin" in ended.stdout
     assert "could not be written: File too large" in ended.stderr

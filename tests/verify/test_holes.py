@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 
 import covector
-from covector import api
 from covector.errors import PrecisionWarning
 from covector.verify.finding import Outcome
 from holes import RIGHT, WRONG
@@ -16,13 +16,6 @@ from holes.table import Hole
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 both_modes = pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
-
-
-@pytest.fixture
-def _explained_in_one_mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure is explained in exhaustive mode: what a report says of it is the same in both."""
-    if request.node.callspec.params["fast"]:
-        monkeypatch.setattr(api, "_explained", lambda run, findings: findings)
 
 
 def outcome(hole: Hole, fast: bool) -> tuple[Outcome, Exception | None]:
@@ -37,10 +30,12 @@ def outcome(hole: Hole, fast: bool) -> tuple[Outcome, Exception | None]:
     return Outcome.PASSED, None
 
 
-@pytest.mark.usefixtures("_explained_in_one_mode")
 @both_modes
 @pytest.mark.parametrize("hole", WRONG, ids=lambda hole: hole.label)
-def test_a_wrong_function_fails(hole: Hole, fast: bool) -> None:
+def test_a_wrong_function_fails(hole: Hole, fast: bool, unexplained: Callable[[], None]) -> None:
+    """It is explained in exhaustive mode: what a report says of it is the same in both."""
+    if fast:
+        unexplained()
     got, error = outcome(hole, fast)
     if hole.kind == "large beside small":
         assert got in (Outcome.FAILED, Outcome.INCONCLUSIVE), error
@@ -48,7 +43,6 @@ def test_a_wrong_function_fails(hole: Hole, fast: bool) -> None:
         assert got is Outcome.FAILED, error
 
 
-@pytest.mark.usefixtures("_explained_in_one_mode")
 @both_modes
 @pytest.mark.parametrize("hole", RIGHT, ids=lambda hole: hole.label)
 def test_a_right_function_passes(hole: Hole, fast: bool) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import covector
 from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckError, OptionError
 from covector.verify.finding import Outcome
+from covering import covered
 
 DOUBLE, SINGLE, COMPLEX = torch.float64, torch.float32, torch.complex128
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
@@ -837,8 +839,13 @@ def test_one_wrong_entry_of_twenty_thousand(place):
     assert "random direction" in report.method
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("factor", [-1.0, 1.01, 0.0])
+FACTORS = [-1.0, 1.01, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "factor"),
+    covered(product(range(3), FACTORS), lambda seed, factor: FACTORS.index(factor) == seed),
+)
 def test_one_wrong_entry_of_two_thousand_in_both_modes(seed, factor):
     """Both modes give the same verdict, on a function that mixes its inputs, too."""
     x = torch.linspace(0.5, 2.5, 2000, dtype=DOUBLE).requires_grad_()
