@@ -10,7 +10,8 @@ import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -81,14 +82,21 @@ class Program:
     """Values from outside that have to be the same for the program to be the function."""
     fixed: tuple[str, ...]
     """What is built into the graph and cannot be read anew."""
+    required: tuple[bool, ...] | None = None
+    """Which arguments required grad, if the function looks at that."""
 
     @property
     def size(self) -> int:
         """How many operations the graph has."""
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
-    def inputs(self) -> list[Tensor] | None:
-        """The captured tensors as they are now; None if the function has become another one."""
+    def inputs(self, arguments: Sequence[Tensor]) -> list[Tensor] | None:
+        """The captured tensors as they are now; None if the program is not the function any more.
+
+        `arguments` are the tensors among those of the call.
+        """
+        if self.required is not None and self.required != _required(arguments):
+            return None
         try:
             for get, value, guard in self._guarded:
                 if get() is not value and not guard.holds():
@@ -134,13 +142,20 @@ class Program:
         return next((guard.name for guard in self.guards if not guard.holds()), None)
 
 
+def _required(tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+    return tuple(tensor.requires_grad for tensor in tensors)
+
+
 def _kind(tensor: Tensor) -> Kind:
     stride = tensor.stride() if tensor.layout is torch.strided else None
     return tensor.shape, stride, tensor.dtype, tensor.device, tensor.layout
 
 
-def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
+def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_called: bool = False) -> Program:
     """Run the function once on these tensors, and keep what it did as a graph.
+
+    Nothing is recorded meanwhile, which takes fewer operations. For a function that looks at grad mode it is
+    as the caller has it (`as_called`), and the program holds for that.
 
     Raises:
         UntraceableError: the function branches on values, draws random numbers, or changes a tensor.
@@ -158,11 +173,10 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
         results.append(Result(spec, constants, indices))
         return [leaves[i] for i in indices]
 
+    inputs = [t.detach().requires_grad_(as_called and t.requires_grad) for t in tensors]
     try:
-        with TRACING, torch.no_grad(), _NoReading(caller):
-            module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(
-                *[tensor.detach() for tensor in tensors]
-            )
+        with TRACING, nullcontext() if as_called else torch.no_grad(), _NoReading(caller):
+            module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(*inputs)
     except RuntimeError as error:
         raise _explained(caller, error) from error
     for place, version in zip(watched, before, strict=True):
@@ -174,7 +188,16 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
             )
     program = _lifted(module, results[-1], found)
     _check_draws(caller, program.module)
-    return program
+    if not as_called:
+        return program
+    asked = [_asked(places[0]) for places in found.tensors.values()]
+    asked.append(Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled()))
+    return replace(program, guards=(*program.guards, *asked), required=_required(tensors))
+
+
+def _asked(place: Place) -> Place:
+    """Where it stands whether a captured tensor requires grad."""
+    return Place(f"{place.name}.requires_grad", lambda: place.get().requires_grad, place.value.requires_grad)
 
 
 def _version(tensor: Tensor) -> int:

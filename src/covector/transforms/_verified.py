@@ -22,7 +22,9 @@ _STEP = 2.0**-10
 def moved(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors near these: a program into which a value was built differs there."""
     return [
-        (t.detach() * (1 + _STEP) + _STEP).to(t.dtype) if t.is_floating_point() or t.is_complex() else t
+        (t.detach() * (1 + _STEP) + _STEP).to(t.dtype).requires_grad_(t.requires_grad)
+        if t.is_floating_point() or t.is_complex()
+        else t
         for t in tensors
     ]
 
