@@ -65,6 +65,8 @@ class Survey(NamedTuple):
     """Through any custom Function."""
     singly: bool = False
     """Through a node whose batching rule is wrong."""
+    factored: bool = False
+    """Through a node whose backward solves with a factorization, if it is not recorded itself."""
 
     def __or__(self, other: Survey) -> Survey:
         """Where the graphs behind two tensors lead."""
@@ -84,6 +86,10 @@ _COMPILED = "torch._functorch._aot_autograd"
 # Nodes whose batching rule gives wrong numbers unless one of these operands is batched too (torch 2.13; found
 # by a sweep over torch's operators).
 _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
+
+# Nodes whose backward, while nothing is recorded, solves with the factorization that was saved; torch's kernel
+# for that takes the wrong one of a batch for all but the last of the batches around (torch 2.13).
+_FACTORED = {"LinalgSolveExBackward0", "LinalgDetBackward0", "LinalgSlogdetBackward0"}
 
 # What torch calls the nodes of C++ Functions that are not its own.
 _OF_EXTENSIONS = "CppFunction"
@@ -134,7 +140,7 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    dead_end = outside = once = by_hand = singly = False
+    dead_end = outside = once = by_hand = singly = factored = False
     found, ends = _walk([tensor.grad_fn])
     for node in ends:
         if type(node) is not _LeafNode:
@@ -150,12 +156,14 @@ def survey(tensor: Tensor) -> Survey:
             once = once or _backward_only(custom)
         elif kind.__name__ in _WRONG_IN_BATCHES:
             singly = True
+        elif kind.__name__ in _FACTORED:
+            factored = True
         elif kind.__name__ != _OF_EXTENSIONS:
             _plain.add(kind)
-    if not (outside or dead_end or by_hand or singly):
+    if not (outside or dead_end or by_hand or singly or factored):
         return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once, by_hand, singly)
+    return Survey(outside or dead_end, dead_end, once, by_hand, singly, factored)
 
 
 def nodes(*tensors: Tensor) -> Iterable[Any]:
@@ -259,7 +267,7 @@ def through_custom(inner: set[Any]) -> bool:
     for kind in set(map(type, inner)) - _plain:
         if hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS:
             return True
-        if kind.__name__ not in _WRONG_IN_BATCHES:
+        if kind.__name__ not in _WRONG_IN_BATCHES and kind.__name__ not in _FACTORED:
             _plain.add(kind)
     return False
 

@@ -84,7 +84,7 @@ def _reach(
         keep = True  # for another try
     if tracing():
         cotangents = list(map(scope.in_batches_of, cotangents, outputs))
-    record = scope.must_record(cotangents)
+    record = scope.must_record(cotangents) or (levels.active() and scope.found.factored)
     try:
         pulled = list(
             graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record)
