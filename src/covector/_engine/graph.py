@@ -87,8 +87,8 @@ _COMPILED = "torch._functorch._aot_autograd"
 # by a sweep over torch's operators).
 _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
-# Nodes whose backward, while nothing is recorded, solves with the factorization that was saved; torch's kernel
-# for that takes the wrong one of a batch for all but the last of the batches around (torch 2.13).
+# Nodes whose backward, while nothing is recorded, solves with the factors that were saved. Where these are of
+# one batch and the cotangents of another one inside it, torch's kernel takes the wrong factors (torch 2.13).
 _FACTORED = {"LinalgSolveExBackward0", "LinalgDetBackward0", "LinalgSlogdetBackward0"}
 
 # What torch calls the nodes of C++ Functions that are not its own.

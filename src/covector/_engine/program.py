@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
 from covector._engine.bindings import by_functions
 from covector._engine.modes import TRACING
-from covector._engine.outside import Get, Outside, Place, always, is_plain, outside_of
+from covector._engine.observe import WaysOut
+from covector._engine.outside import GONE, Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._lazy import lazy
 from covector._tree import LEAF, Spec, flatten, unflatten
@@ -46,9 +47,6 @@ _LARGEST_BASIS = 2**20
 
 # Of no effect where nothing is recorded.
 _NOTHING = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
-
-# What reads the numbers of a tensor without torch noticing.
-_READS = {Tensor.numpy: "numpy", Tensor.__array__: "numpy", Tensor.tolist: "tolist"}
 
 
 class Result(NamedTuple):
@@ -110,7 +108,7 @@ class Program:
                     if other.get() is not tensor:
                         return None
                 tensors.append(tensor)
-        except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
+        except GONE:
             return None
         return tensors
 
@@ -175,7 +173,11 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
 
     inputs = [t.detach().requires_grad_(as_called and t.requires_grad) for t in tensors]
     try:
-        with TRACING, nullcontext() if as_called else torch.no_grad(), _NoReading(caller):
+        with (
+            TRACING,
+            nullcontext() if as_called else torch.no_grad(),
+            WaysOut(partial(_refuse_reading, caller)),
+        ):
             module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(*inputs)
     except RuntimeError as error:
         raise _explained(caller, error) from error
@@ -190,14 +192,9 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
     _check_draws(caller, program.module)
     if not as_called:
         return program
-    asked = [_asked(places[0]) for places in found.tensors.values()]
-    asked.append(Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled()))
-    return replace(program, guards=(*program.guards, *asked), required=_required(tensors))
-
-
-def _asked(place: Place) -> Place:
-    """Where it stands whether a captured tensor requires grad."""
-    return Place(f"{place.name}.requires_grad", lambda: place.get().requires_grad, place.value.requires_grad)
+    mode = Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled())
+    guards = (*program.guards, *found.requiring_grad(), mode)
+    return replace(program, guards=guards, required=_required(tensors))
 
 
 def _version(tensor: Tensor) -> int:
@@ -228,22 +225,13 @@ def _line(frames: Sequence[tuple[str, int | None, str | None]]) -> str:
     return ""
 
 
-class _NoReading(TorchFunctionMode):
-    """Refuses to hand the numbers of a tensor to something that tracing does not see."""
-
-    def __init__(self, caller: Caller) -> None:
-        super().__init__()
-        self._caller = caller
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _READS:
-            frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
-            raise UntraceableError(
-                f"{self._caller}: the function takes the numbers out of a tensor ({_READS[function]})"
-                f"{_line(frames)}; what is computed with them cannot be traced. Use torch's operations; "
-                "with fallback='eager' it runs as it is."
-            )
-        return function(*args, **(kwargs or {}))
+def _refuse_reading(caller: Caller, how: str, tensor: Tensor) -> None:
+    """Hand no numbers of a tensor to something that tracing does not see."""
+    frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
+    raise UntraceableError(
+        f"{caller}: the function takes the numbers out of a tensor ({how}){_line(frames)}; what is computed "
+        "with them cannot be traced. Use torch's operations; with fallback='eager' it runs as it is."
+    )
 
 
 def _frames(text: str) -> list[tuple[str, int, str]]:

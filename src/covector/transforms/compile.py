@@ -18,7 +18,7 @@ from covector._chart import is_strided
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
 from covector._engine.modes import TRACING
-from covector._engine.outside import by_value
+from covector._engine.outside import GONE, Place, by_value, outside_of
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._engine.scopes import here
 from covector._engine.watch import GradModeWatch
@@ -33,7 +33,7 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import check_function, summary
-from covector.transforms._verified import Recorded, check_gradients, check_same, moved
+from covector.transforms._verified import check_gradients, check_same, moved
 
 # Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
 _MOST_PROGRAMS = 8
@@ -52,19 +52,19 @@ class CompiledPlan:
 
     arguments: str
     """The arguments: shapes and dtypes of tensors, values of the rest."""
-    mode: str
-    """The mode that was measured to be faster, and by how much; empty if there was no choice."""
     backend: str
     """What was asked for; or "replay", if that was measured to be faster than inductor, and by how much."""
-    operations: int | None
-    """How many operations the traced graph has; None with `differentiable`, where torch.compile has it."""
     seconds: float
     """How long it took to trace, compile and verify."""
-    captured: tuple[str, ...]
+    mode: str = ""
+    """The mode that was measured to be faster, and by how much; empty if there was no choice."""
+    operations: int | None = None
+    """How many operations the traced graph has; None with `differentiable`, where torch.compile has it."""
+    captured: tuple[str, ...] = ()
     """Tensors from outside, which are read at each call."""
-    guarded: int
+    guarded: int = 0
     """How many other values from outside are compared at each call."""
-    fixed: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
     """What is built in, and not looked at again."""
 
     def __str__(self) -> str:
@@ -101,13 +101,17 @@ class _Entry(NamedTuple):
     plan: CompiledPlan | None
     program: Program | None
     run: Run
-    recorded: Recorded | None = None
+    required: Sequence[Place] = ()
+    """Where it stands which captured tensors require grad, if results can be differentiated by them."""
 
     def applies(self, tensors: Sequence[Tensor]) -> bool:
         """Whether this is still the function, called with arguments of which these are the tensors."""
         if self.program is not None:
             return self.program.inputs(tensors) is not None
-        return self.recorded is None or self.recorded.holds()
+        try:
+            return all(place.holds() for place in self.required)
+        except GONE:
+            return False
 
 
 def compile(
@@ -270,23 +274,15 @@ class Compiled:
         start = perf_counter()
         call = _Call(args, kwargs)
         if self._through_dynamo is not None:
-            recorded = Recorded.by(self.__wrapped__)
-            check_gradients(self._caller, self._through_dynamo, args, kwargs, recorded)
-            plan = CompiledPlan(
-                call.described(),
-                "",
-                f"{self._backend}, differentiable",
-                None,
-                perf_counter() - start,
-                (),
-                0,
-                (),
-            )
-            return _Entry(plan, None, self._through_dynamo, recorded)
+            found = outside_of(self.__wrapped__)
+            values = [places[0].value for places in found.tensors.values()]
+            check_gradients(self._caller, self._through_dynamo, args, kwargs, values)
+            backend = f"{self._backend}, differentiable"
+            plan = CompiledPlan(call.described(), backend, perf_counter() - start)
+            return _Entry(plan, None, self._through_dynamo, found.requiring_grad())
+        # What the function keeps from its first run is there when it is traced.
         eager = call.on_tensors(self.__wrapped__)
-        expected = eager(
-            *call.tensors
-        )  # and what the function keeps from its first run is there for the trace
+        expected = eager(*call.tensors)
         if not all(is_strided(leaf) for leaf in flatten(expected)[0] if isinstance(leaf, Tensor)):
             raise UntraceableError(
                 f"{self._caller}: the function returns a sparse tensor, and programs give dense ones only. "
@@ -306,10 +302,10 @@ class Compiled:
             check_same(self._caller, compiled, result)
         plan = CompiledPlan(
             call.described(),
-            mode,
             backend,
-            program.size,
             perf_counter() - start,
+            mode,
+            program.size,
             tuple(places[0].name or "a tensor" for places in program.captured if places[0].name != CONSTANT),
             len(program.guards),
             program.fixed,
