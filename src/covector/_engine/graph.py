@@ -97,8 +97,7 @@ _OF_EXTENSIONS = "CppFunction"
 # The node at which the cotangent of a strided tensor becomes that of a sparse one.
 _TO_STRIDED = "ToDenseBackward0"
 
-# Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without
-# faults. Two questions share it, so a type is put in only where neither would have said anything.
+# Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without faults.
 _plain: set[type] = {_LeafNode}
 
 # Up to here it takes longer to remember nodes than to meet them twice.
@@ -264,12 +263,8 @@ def only_leaf(tensor: Any) -> Tensor | None:
 
 def through_custom(inner: set[Any]) -> bool:
     """Whether one of these nodes belongs to a custom Function, in Python or in C++."""
-    for kind in set(map(type, inner)) - _plain:
-        if hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS:
-            return True
-        if kind.__name__ not in _WRONG_IN_BATCHES and kind.__name__ not in _FACTORED:
-            _plain.add(kind)
-    return False
+    kinds = set(map(type, inner))
+    return any(hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS for kind in kinds)
 
 
 def from_sparse(inner: set[Any]) -> bool:
