@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from covector._engine import versions
 from covector._engine.bindings import by_functions
 from covector._engine.modes import TRACING
-from covector._engine.observe import WaysOut
+from covector._engine.observe import Call, Observer, WaysOut
 from covector._engine.outside import GONE, Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._lazy import lazy
@@ -178,7 +177,7 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
             nullcontext() if as_called else torch.no_grad(),
             WaysOut(partial(_refuse_reading, caller)),
         ):
-            module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(*inputs)
+            module = make_fx(flat, tracing_mode="real")(*inputs)
     except RuntimeError as error:
         raise _explained(caller, error) from error
     for place, version in zip(watched, before, strict=True):
@@ -189,7 +188,7 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
                 ".eval() mode, or return the new tensor."
             )
     program = _lifted(module, results[-1], found)
-    _check_draws(caller, program.module)
+    _check_draws(caller, program.module, lambda: function(*tensors))
     if not as_called:
         return program
     mode = Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled())
@@ -234,13 +233,26 @@ def _refuse_reading(caller: Caller, how: str, tensor: Tensor) -> None:
     )
 
 
-def _frames(text: str) -> list[tuple[str, int, str]]:
-    """The frames of a stack trace in text, each on two lines."""
-    found = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', text)
-    return [(file, int(number), line) for file, number, line in found]
+class _Drawn(Exception):
+    """A random number was drawn."""
 
 
-def _check_draws(caller: Caller, module: GraphModule) -> None:
+def _line_of_draw(run: Callable[[], Any]) -> str:
+    """Where in the user's code a run draws random numbers."""
+
+    def stop_at_draw(call: Call) -> None:
+        if call.random:
+            raise _Drawn
+
+    try:
+        with Observer(stop_at_draw, lambda call: None, lambda name, tensor: None):
+            run()
+    except _Drawn as drawn:
+        return _line_of(drawn.__traceback__)
+    return ""
+
+
+def _check_draws(caller: Caller, module: GraphModule, run: Callable[[], Any]) -> None:
     """No operation draws random numbers; one that may, but does not, goes where nothing needs it."""
     for node in reversed(module.graph.nodes):
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -248,7 +260,7 @@ def _check_draws(caller: Caller, module: GraphModule) -> None:
         if _argument(node, "dropout_p") != 0:
             raise UntraceableError(
                 f"{caller}: the function draws random numbers with {node.target}"
-                f"{_line(_frames(node.stack_trace or ''))}; a compiled function gives the same result for "
+                f"{_line_of_draw(run)}; a compiled function gives the same result for "
                 "the same arguments. Draw outside, and pass the numbers."
             )
         if not node.users:
