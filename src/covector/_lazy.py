@@ -1,8 +1,9 @@
-"""Attributes that are computed when they are first asked for."""
+"""What is found out once: attributes computed when they are first asked for, and facts about functions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from functools import cached_property as lazy
@@ -25,4 +26,24 @@ else:
             return value
 
 
-__all__ = ["lazy"]
+class Remembered:
+    """Functions of which something was found out, for as long as they live. They need not be hashable."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, ref[Any]] = {}
+
+    def __contains__(self, function: Any) -> bool:
+        return id(function) in self._known
+
+    def add(self, function: Any) -> None:
+        """Remember this one, if it can be referred to weakly."""
+        key, known = id(function), self._known
+        try:
+            known[key] = ref(function, lambda _: known.pop(key, None))
+        except TypeError:
+            return
+
+
+__all__ = ["Remembered", "lazy"]

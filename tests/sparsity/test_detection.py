@@ -4,6 +4,7 @@ import functools
 import gc
 import warnings
 
+import numpy
 import pytest
 import torch
 from sparse_functions import FUNCTIONS, ShiftedSquare, burgers
@@ -101,6 +102,7 @@ BRANCHES = {
     "nonzero": lambda x: x[x > 0],
     "masked_select": lambda x: x.masked_select(x > 0),
     "numpy": lambda x: x * torch.from_numpy((x.detach().numpy() > 0).astype("float64")),
+    "asarray": lambda x: x * torch.from_numpy(numpy.asarray(x.detach()).round()),
     "tolist": lambda x: x * x.detach().tolist()[0],
     "equal": lambda x: x if torch.equal(x, x.round()) else x.flip(0),
 }

@@ -448,3 +448,21 @@ def test_functionalize_removes_mutations():
         mine, theirs = x.clone(), x.clone()
         assert_close(covector.functionalize(f, remove=remove)(mine), f(theirs))
         assert_close(mine, theirs)
+
+
+SOLVING = {
+    "solve": lambda x: torch.linalg.solve(4 * torch.eye(3, dtype=x.dtype) + x.outer(x), x),
+    "det": lambda x: torch.linalg.det(4 * torch.eye(3, dtype=x.dtype) + x.outer(x)) * x,
+    "slogdet": lambda x: torch.linalg.slogdet(4 * torch.eye(3, dtype=x.dtype) + x.outer(x))[1] * x,
+}
+
+
+@pytest.mark.parametrize("name", SOLVING)
+def test_rows_through_a_factorization_in_a_batch(name):
+    """Without grad mode, torch would solve with the factors of another sample."""
+    solving, points = SOLVING[name], torch.stack([x, u, x - u])
+    rows = torch.vmap(covector.jacrev(solving))
+    expected = torch.stack([covector.jacrev(solving)(point) for point in points])
+    assert_close(covector.compile(rows, backend="replay")(points), expected)
+    with torch.no_grad():
+        assert_close(rows(points), expected)

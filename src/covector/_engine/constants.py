@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Self
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch.nn.functional import linear
 from covector._engine import levels
 from covector._engine.compiled import is_transform, tracing
 from covector._engine.reverse import Run
+from covector._lazy import Remembered
 from covector._tree import Evaluation
 
 _make_dual = torch._VF._make_dual
@@ -40,7 +40,7 @@ _LARGEST_IN_BATCHES = 2**8
 _ORDINARY = frozenset([Tensor, torch.nn.Parameter])
 
 # Functions in which no rule had anything to do when they were first run: to look again costs more.
-_without_constants: WeakSet[FunctionType] = WeakSet()
+_without_constants = Remembered()
 
 
 def without_zeros(function: Any, run: Run) -> Run:

@@ -95,16 +95,29 @@ def _push_plain(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Se
     with levels.DualLevel():
         for index, tangent in zip(chosen, tangents, strict=True):
             leaves[index] = _dual(leaves[index], tangent)
-        found, spec, aux, aux_spec = run(leaves)
-        outputs: list[Tensor] = []
-        pushed: list[Tensor | None] = []
-        for output in found:
-            primal, tangent = _unpack_dual(output, level=0)
-            outputs.append(primal)
-            pushed.append(tangent)
-        if aux:
-            aux = [_primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
-    return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
+        return _parted(run(leaves), None)
+
+
+def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
+    """What was run in forward mode with its tangents apart, as it may leave the level, if it was on one."""
+    found, spec, aux, aux_spec = evaluation
+    outputs: list[Tensor] = []
+    tangents: list[Tensor | None] = []
+    for output in found:
+        primal, tangent = _unpack_dual(output, level=0)
+        outputs.append(primal)
+        tangents.append(tangent)
+    if aux:
+        aux = [_primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
+    if level is not None:
+        outputs, tangents, aux = (
+            [_left(value, level) for value in each] for each in (outputs, tangents, aux)
+        )
+    return Pushed(Evaluation(outputs, spec, aux, aux_spec), tangents)
+
+
+def _left(value: Any, level: int) -> Any:
+    return levels.unwrap(value, level) if isinstance(value, Tensor) else value
 
 
 def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:
@@ -138,16 +151,7 @@ def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents:
             elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 # One that is not strided stays as it is, as a tensor that the function captures does.
                 inner[index] = levels.wrap(leaf, number)
-        found, spec, aux, aux_spec = run(inner)
-        outputs: list[Tensor] = []
-        pushed: list[Tensor | None] = []
-        for output in found:
-            primal, tangent = _unpack_dual(output, level=0)
-            outputs.append(levels.unwrap(primal, number))
-            pushed.append(None if tangent is None else levels.unwrap(tangent, number))
-        if aux:
-            aux = [levels.unwrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in aux]
-    return Pushed(Evaluation(outputs, spec, aux, aux_spec), pushed)
+        return _parted(run(inner), number)
 
 
 def _ordinary(leaf: Any) -> Any:

@@ -65,6 +65,8 @@ class Survey(NamedTuple):
     """Through any custom Function."""
     singly: bool = False
     """Through a node whose batching rule is wrong."""
+    factored: bool = False
+    """Through a node whose backward solves with a factorization, if it is not recorded itself."""
 
     def __or__(self, other: Survey) -> Survey:
         """Where the graphs behind two tensors lead."""
@@ -85,14 +87,17 @@ _COMPILED = "torch._functorch._aot_autograd"
 # by a sweep over torch's operators).
 _WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
+# Nodes whose backward, while nothing is recorded, solves with the factors that were saved. Where these are of
+# one batch and the cotangents of another one inside it, torch's kernel takes the wrong factors (torch 2.13).
+_FACTORED = {"LinalgSolveExBackward0", "LinalgDetBackward0", "LinalgSlogdetBackward0"}
+
 # What torch calls the nodes of C++ Functions that are not its own.
 _OF_EXTENSIONS = "CppFunction"
 
 # The node at which the cotangent of a strided tensor becomes that of a sparse one.
 _TO_STRIDED = "ToDenseBackward0"
 
-# Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without
-# faults. Two questions share it, so a type is put in only where neither would have said anything.
+# Types of node, as they are met, of which nobody has to ask anything again: torch makes them, without faults.
 _plain: set[type] = {_LeafNode}
 
 # Up to here it takes longer to remember nodes than to meet them twice.
@@ -134,7 +139,7 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    dead_end = outside = once = by_hand = singly = False
+    dead_end = outside = once = by_hand = singly = factored = False
     found, ends = _walk([tensor.grad_fn])
     for node in ends:
         if type(node) is not _LeafNode:
@@ -150,12 +155,14 @@ def survey(tensor: Tensor) -> Survey:
             once = once or _backward_only(custom)
         elif kind.__name__ in _WRONG_IN_BATCHES:
             singly = True
+        elif kind.__name__ in _FACTORED:
+            factored = True
         elif kind.__name__ != _OF_EXTENSIONS:
             _plain.add(kind)
-    if not (outside or dead_end or by_hand or singly):
+    if not (outside or dead_end or by_hand or singly or factored):
         return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once, by_hand, singly)
+    return Survey(outside or dead_end, dead_end, once, by_hand, singly, factored)
 
 
 def nodes(*tensors: Tensor) -> Iterable[Any]:
@@ -256,12 +263,8 @@ def only_leaf(tensor: Any) -> Tensor | None:
 
 def through_custom(inner: set[Any]) -> bool:
     """Whether one of these nodes belongs to a custom Function, in Python or in C++."""
-    for kind in set(map(type, inner)) - _plain:
-        if hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS:
-            return True
-        if kind.__name__ not in _WRONG_IN_BATCHES:
-            _plain.add(kind)
-    return False
+    kinds = set(map(type, inner))
+    return any(hasattr(kind, "_forward_cls") or kind.__name__ == _OF_EXTENSIONS for kind in kinds)
 
 
 def from_sparse(inner: set[Any]) -> bool:

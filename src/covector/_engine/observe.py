@@ -16,7 +16,7 @@ _POINTWISE = torch.Tag.pointwise
 _DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 # Ways out of torch, by which the numbers of a tensor become Python's or NumPy's.
-_WAYS_OUT = (Tensor.numpy, Tensor.tolist)
+_WAYS_OUT = {Tensor.numpy: "numpy", Tensor.__array__: "numpy", Tensor.tolist: "tolist"}
 
 
 class Call(NamedTuple):
@@ -67,7 +67,7 @@ class Observer(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen = seen
         self._before = before
-        self._ways_out = _WaysOut(leaves)
+        self._ways_out = WaysOut(leaves)
 
     def __enter__(self) -> Any:
         self._ways_out.__enter__()  # type: ignore[no-untyped-call]
@@ -95,14 +95,16 @@ class Observer(DispatchMode):
         return result
 
 
-class _WaysOut(TorchFunctionMode):
+class WaysOut(TorchFunctionMode):
+    """Inside, `leaves` is told of tensors whose numbers leave torch, before they do."""
+
     def __init__(self, leaves: Callable[[str, Tensor], None]) -> None:
         super().__init__()
         self._leaves = leaves
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _WAYS_OUT:
-            self._leaves(func.__name__, args[0])
+            self._leaves(_WAYS_OUT[func], args[0])
         return func(*args, **(kwargs or {}))
 
 

@@ -40,6 +40,9 @@ _MOST_ITEMS = 1_000
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
+# What is raised where a place does not exist any more.
+GONE = (KeyError, IndexError, ValueError, AttributeError)
+
 # Where a module keeps what its call depends on.
 _KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
@@ -52,6 +55,11 @@ class Place(NamedTuple):
     value: Any
     form: Any = None
     """Of a container that stands here alone: what another has to have in common with it to do as well."""
+
+    def requires_grad(self) -> bool:
+        """Whether a tensor stands there that does."""
+        now = self.get()
+        return isinstance(now, Tensor) and now.requires_grad
 
     def holds(self) -> bool:
         """Whether the same value stands there, or one that does as well."""
@@ -99,6 +107,11 @@ class Outside:
     """Plain values, and the objects on the way to everything else."""
     skipped: list[str] = field(default_factory=list)
     """Names of containers that were too large to look into."""
+
+    def requiring_grad(self) -> list[Place]:
+        """For each of the tensors, where it stands whether it requires grad."""
+        firsts = [places[0] for places in self.tensors.values()]
+        return [Place(f"{p.name}.requires_grad", p.requires_grad, p.requires_grad()) for p in firsts]
 
 
 def is_plain(value: Any) -> bool:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 
 from covector._engine import versions
 from covector._engine.bindings import by_functions
 from covector._engine.modes import TRACING
-from covector._engine.outside import Get, Outside, Place, always, is_plain, outside_of
+from covector._engine.observe import Call, Observer, WaysOut
+from covector._engine.outside import GONE, Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._lazy import lazy
 from covector._tree import LEAF, Spec, flatten, unflatten
@@ -45,9 +46,6 @@ _LARGEST_BASIS = 2**20
 
 # Of no effect where nothing is recorded.
 _NOTHING = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
-
-# What reads the numbers of a tensor without torch noticing.
-_READS = {Tensor.numpy: "numpy", Tensor.__array__: "numpy", Tensor.tolist: "tolist"}
 
 
 class Result(NamedTuple):
@@ -81,14 +79,21 @@ class Program:
     """Values from outside that have to be the same for the program to be the function."""
     fixed: tuple[str, ...]
     """What is built into the graph and cannot be read anew."""
+    required: tuple[bool, ...] | None = None
+    """Which arguments required grad, if the function looks at that."""
 
     @property
     def size(self) -> int:
         """How many operations the graph has."""
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
-    def inputs(self) -> list[Tensor] | None:
-        """The captured tensors as they are now; None if the function has become another one."""
+    def inputs(self, arguments: Sequence[Tensor]) -> list[Tensor] | None:
+        """The captured tensors as they are now; None if the program is not the function any more.
+
+        `arguments` are the tensors among those of the call.
+        """
+        if self.required is not None and self.required != _required(arguments):
+            return None
         try:
             for get, value, guard in self._guarded:
                 if get() is not value and not guard.holds():
@@ -102,7 +107,7 @@ class Program:
                     if other.get() is not tensor:
                         return None
                 tensors.append(tensor)
-        except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
+        except GONE:
             return None
         return tensors
 
@@ -134,13 +139,20 @@ class Program:
         return next((guard.name for guard in self.guards if not guard.holds()), None)
 
 
+def _required(tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+    return tuple(tensor.requires_grad for tensor in tensors)
+
+
 def _kind(tensor: Tensor) -> Kind:
     stride = tensor.stride() if tensor.layout is torch.strided else None
     return tensor.shape, stride, tensor.dtype, tensor.device, tensor.layout
 
 
-def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
+def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_called: bool = False) -> Program:
     """Run the function once on these tensors, and keep what it did as a graph.
+
+    Nothing is recorded meanwhile, which takes fewer operations. For a function that looks at grad mode it is
+    as the caller has it (`as_called`), and the program holds for that.
 
     Raises:
         UntraceableError: the function branches on values, draws random numbers, or changes a tensor.
@@ -158,11 +170,14 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
         results.append(Result(spec, constants, indices))
         return [leaves[i] for i in indices]
 
+    inputs = [t.detach().requires_grad_(as_called and t.requires_grad) for t in tensors]
     try:
-        with TRACING, torch.no_grad(), _NoReading(caller):
-            module = make_fx(flat, tracing_mode="real", record_stack_traces=True)(
-                *[tensor.detach() for tensor in tensors]
-            )
+        with (
+            TRACING,
+            nullcontext() if as_called else torch.no_grad(),
+            WaysOut(partial(_refuse_reading, caller)),
+        ):
+            module = make_fx(flat, tracing_mode="real")(*inputs)
     except RuntimeError as error:
         raise _explained(caller, error) from error
     for place, version in zip(watched, before, strict=True):
@@ -173,8 +188,12 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor]) -> Program:
                 ".eval() mode, or return the new tensor."
             )
     program = _lifted(module, results[-1], found)
-    _check_draws(caller, program.module)
-    return program
+    _check_draws(caller, program.module, lambda: function(*tensors))
+    if not as_called:
+        return program
+    mode = Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled())
+    guards = (*program.guards, *found.requiring_grad(), mode)
+    return replace(program, guards=guards, required=_required(tensors))
 
 
 def _version(tensor: Tensor) -> int:
@@ -205,31 +224,35 @@ def _line(frames: Sequence[tuple[str, int | None, str | None]]) -> str:
     return ""
 
 
-class _NoReading(TorchFunctionMode):
-    """Refuses to hand the numbers of a tensor to something that tracing does not see."""
-
-    def __init__(self, caller: Caller) -> None:
-        super().__init__()
-        self._caller = caller
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _READS:
-            frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
-            raise UntraceableError(
-                f"{self._caller}: the function takes the numbers out of a tensor ({_READS[function]})"
-                f"{_line(frames)}; what is computed with them cannot be traced. Use torch's operations; "
-                "with fallback='eager' it runs as it is."
-            )
-        return function(*args, **(kwargs or {}))
+def _refuse_reading(caller: Caller, how: str, tensor: Tensor) -> None:
+    """Hand no numbers of a tensor to something that tracing does not see."""
+    frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()]
+    raise UntraceableError(
+        f"{caller}: the function takes the numbers out of a tensor ({how}){_line(frames)}; what is computed "
+        "with them cannot be traced. Use torch's operations; with fallback='eager' it runs as it is."
+    )
 
 
-def _frames(text: str) -> list[tuple[str, int, str]]:
-    """The frames of a stack trace in text, each on two lines."""
-    found = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', text)
-    return [(file, int(number), line) for file, number, line in found]
+class _Drawn(Exception):
+    """A random number was drawn."""
 
 
-def _check_draws(caller: Caller, module: GraphModule) -> None:
+def _line_of_draw(run: Callable[[], Any]) -> str:
+    """Where in the user's code a run draws random numbers."""
+
+    def stop_at_draw(call: Call) -> None:
+        if call.random:
+            raise _Drawn
+
+    try:
+        with Observer(stop_at_draw, lambda call: None, lambda name, tensor: None):
+            run()
+    except _Drawn as drawn:
+        return _line_of(drawn.__traceback__)
+    return ""
+
+
+def _check_draws(caller: Caller, module: GraphModule, run: Callable[[], Any]) -> None:
     """No operation draws random numbers; one that may, but does not, goes where nothing needs it."""
     for node in reversed(module.graph.nodes):
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -237,7 +260,7 @@ def _check_draws(caller: Caller, module: GraphModule) -> None:
         if _argument(node, "dropout_p") != 0:
             raise UntraceableError(
                 f"{caller}: the function draws random numbers with {node.target}"
-                f"{_line(_frames(node.stack_trace or ''))}; a compiled function gives the same result for "
+                f"{_line_of_draw(run)}; a compiled function gives the same result for "
                 "the same arguments. Draw outside, and pass the numbers."
             )
         if not node.users:

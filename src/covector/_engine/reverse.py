@@ -16,7 +16,7 @@ from torch import Tensor
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing, without_values
 from covector._engine.messages import writes_to_unbatched
-from covector._engine.scopes import PlainScope, Scope, scope_here
+from covector._engine.scopes import LevelScope, PlainScope, Scope, scope_here
 from covector._engine.scopes import Run as Run
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
@@ -84,7 +84,9 @@ def _reach(
         keep = True  # for another try
     if tracing():
         cotangents = list(map(scope.in_batches_of, cotangents, outputs))
-    record = scope.must_record(cotangents)
+    record = asked = scope.must_record(cotangents)
+    if isinstance(scope, LevelScope) and scope.found.factored:
+        record = True  # for its formulas
     try:
         pulled = list(
             graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record)
@@ -103,6 +105,7 @@ def _reach(
             _refuse_dead_ends(scope)
         else:
             value = graph.refused(value, variables) if refused else value
+            value = value if asked or not record else value.detach()
             pulled[index] = scope.settle(value, variables[index], outputs)
     return pulled
 

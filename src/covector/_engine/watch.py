@@ -1,9 +1,11 @@
-"""Where forward mode and reverse mode differ in what a function does, and watching it for that."""
+"""What a function does that depends on whether gradients are recorded, and watching it for that."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -95,3 +97,43 @@ class ForwardWatch(ConstantOperands):
             self.noticed = True
             raise NotForward
         return super().__torch_function__(operation, types, args, kwargs)
+
+
+class GradModeWatch(TorchFunctionMode):
+    """Inside, `asked` tells whether the function looked at grad mode, or at the graph of a tensor.
+
+    A profiler that is at work is left alone; the function is then taken to have asked.
+    """
+
+    asked = False
+
+    def __enter__(self) -> Self:
+        self._profiled = self.asked = sys.getprofile() is not None
+        if not self._profiled:
+            sys.setprofile(self._notice)  # what asks for grad mode reaches no other hook
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if not self._profiled:
+            sys.setprofile(None)
+
+    def _notice(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called is torch.is_grad_enabled and not _by_library(frame):
+            self.asked = True
+
+    def __torch_function__(
+        self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if operation in _SEES_GRAPH and operation is not torch._C._set_grad_enabled:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_name == "__torch_function__":
+                frame = frame.f_back
+            self.asked = self.asked or frame is None or not _by_library(frame)
+        return operation(*args, **(kwargs or {}))
+
+
+def _by_library(frame: FrameType) -> bool:
+    """Whether covector, or what switches torch's modes, runs this code; not a network of torch's."""
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith(("covector.", "torch.autograd.", "torch._functorch."))

@@ -7,19 +7,18 @@ of this is thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
 from covector._engine import forward, levels
 from covector._engine.tensors import version
 from covector._engine.watch import ForwardWatch, NotForward
+from covector._lazy import Remembered
 from covector.functional._door import Call, Tensors, accept_any, runner
 
 # Functions (by their code) whose run was thrown away: they are not tried again.
-_not_forward: WeakSet[Any] = WeakSet()
+_not_forward = Remembered()
 
 
 def push(call: Call, direction: Tensors) -> forward.Pushed | None:
@@ -27,14 +26,14 @@ def push(call: Call, direction: Tensors) -> forward.Pushed | None:
     if call.create_graph or call.strict or levels.active() or levels.dual_level_open():
         return None
     key = getattr(call.caller.function, "__code__", call.caller.function)
-    if _known(key):
+    if key in _not_forward:
         return None
     draws = torch.get_rng_state()
     try:
         return _watched(call, direction)
     except Exception:
         # Whatever it was: if the function is to blame, reverse mode will say so too.
-        _remember(key)
+        _not_forward.add(key)
         torch.set_rng_state(draws)
         return None
 
@@ -61,17 +60,3 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
     if lost or versions != [version(copy) for copy in copies]:
         raise NotForward
     return pushed
-
-
-def _known(key: Callable[..., Any]) -> bool:
-    try:
-        return key in _not_forward
-    except TypeError:  # it cannot be hashed
-        return False
-
-
-def _remember(key: Callable[..., Any]) -> None:
-    try:
-        _not_forward.add(key)
-    except TypeError:  # it cannot be hashed, or nothing can refer to it weakly
-        return

@@ -8,7 +8,6 @@ from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, cast
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from covector._engine import levels
 from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
+from covector._lazy import Remembered
 from covector._linear import LinearMap, NoForwardRule
 from covector._tree import Evaluation
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
@@ -126,7 +126,7 @@ def _short_rows(pullback: ShortPullback, request: Request, args: Sequence[Any]) 
 
 # Functions with so many outputs that forward mode was chosen. Asked again, they are not run to count these,
 # if there are so few inputs that a wrong expectation costs little.
-_tall: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_tall = Remembered()
 _FEW_INPUTS = 512
 
 
@@ -135,7 +135,7 @@ def _was_tall(caller: Caller, request: Request) -> bool:
     # A run less would leave a function that draws other random numbers.
     left_open = request.mode == "auto" and request.randomness == "error"
     unlimited = request.max_memory is None and request.work is None
-    return left_open and unlimited and not levels.active() and id(caller.function) in _tall
+    return left_open and unlimited and not levels.active() and caller.function in _tall
 
 
 def _tall_again(problem: Problem, request: Request) -> Derived | None:
@@ -149,13 +149,6 @@ def _tall_again(problem: Problem, request: Request) -> Derived | None:
         return None
     mode, reason = by_sizes(derived.plan.outputs, inputs)
     return derived._replace(plan=replace(derived.plan, reason=reason)) if mode == "forward" else None
-
-
-def _remember_tall(function: Any) -> None:
-    try:
-        _tall[id(function)] = function
-    except TypeError:  # nothing can refer to it weakly
-        return
 
 
 def derive(
@@ -178,7 +171,7 @@ def derive(
         try:
             derived = by_columns(problem, problem.derivative("forward", go_around=False), request, reason)
             if choose is by_sizes and not tracing():
-                _remember_tall(problem.caller.function)
+                _tall.add(problem.caller.function)
             return derived
         except NOT_FORWARD as error:
             reason = why_not_forward(error)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covector._engine.messages import raised_while_traced
-from covector._engine.outside import Place, outside_of
 from covector._tree import flatten, leaf_paths
 from covector.errors import Caller, CompiledMismatchError, UntraceableError, first_sentence
 
@@ -22,7 +21,9 @@ _STEP = 2.0**-10
 def moved(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors near these: a program into which a value was built differs there."""
     return [
-        (t.detach() * (1 + _STEP) + _STEP).to(t.dtype) if t.is_floating_point() or t.is_complex() else t
+        (t.detach() * (1 + _STEP) + _STEP).to(t.dtype).requires_grad_(t.requires_grad)
+        if t.is_floating_point() or t.is_complex()
+        else t
         for t in tensors
     ]
 
@@ -77,32 +78,8 @@ _WHAT_TO_DO = (
 )
 
 
-class Recorded(NamedTuple):
-    """Which of the tensors that a function captures require grad, so that its result does."""
-
-    places: tuple[Place, ...]
-    required: list[bool]
-
-    @classmethod
-    def by(cls, function: Callable[..., Any]) -> Recorded:
-        """The captured tensors as they are now."""
-        places = tuple(several[0] for several in outside_of(function).tensors.values())
-        return cls(places, [_requires(place.value) for place in places])
-
-    def holds(self) -> bool:
-        """Whether those at the same places do."""
-        try:
-            return [_requires(place.get()) for place in self.places] == self.required
-        except (KeyError, IndexError, ValueError, AttributeError):  # a place is gone
-            return False
-
-
-def _requires(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad
-
-
 def check_gradients(
-    caller: Caller, compiled: Callable[..., Any], args: Any, kwargs: Any, recorded: Recorded
+    caller: Caller, compiled: Callable[..., Any], args: Any, kwargs: Any, captured: Sequence[Tensor]
 ) -> None:
     """A compiled function gives the result, and the gradient by all that requires grad, of the function."""
     expected = caller.function(*args, **kwargs)
@@ -115,8 +92,8 @@ def check_gradients(
             "Without differentiable=True it is traced in another way."
         ) from error
     check_same(caller, got, expected)
-    leaves = [*flatten((args, kwargs))[0], *(place.value for place in recorded.places)]
-    variables = [leaf for leaf in leaves if _requires(leaf)]
+    leaves = [*flatten((args, kwargs))[0], *captured]
+    variables = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     if variables and torch.is_grad_enabled():
         check_same(
             caller._replace(verb="the gradient of compile"),

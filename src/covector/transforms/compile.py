@@ -18,9 +18,10 @@ from covector._chart import is_strided
 from covector._engine import levels
 from covector._engine.compiled import is_transform, without_values
 from covector._engine.modes import TRACING
-from covector._engine.outside import by_value
+from covector._engine.outside import GONE, Place, by_value, outside_of
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._engine.scopes import here
+from covector._engine.watch import GradModeWatch
 from covector._tree import Arguments, flatten
 from covector.errors import (
     ArgumentTypeError,
@@ -32,7 +33,7 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import check_function, summary
-from covector.transforms._verified import Recorded, check_gradients, check_same, moved
+from covector.transforms._verified import check_gradients, check_same, moved
 
 # Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
 _MOST_PROGRAMS = 8
@@ -51,19 +52,19 @@ class CompiledPlan:
 
     arguments: str
     """The arguments: shapes and dtypes of tensors, values of the rest."""
-    mode: str
-    """The mode that was measured to be faster, and by how much; empty if there was no choice."""
     backend: str
     """What was asked for; or "replay", if that was measured to be faster than inductor, and by how much."""
-    operations: int | None
-    """How many operations the traced graph has; None with `differentiable`, where torch.compile has it."""
     seconds: float
     """How long it took to trace, compile and verify."""
-    captured: tuple[str, ...]
+    mode: str = ""
+    """The mode that was measured to be faster, and by how much; empty if there was no choice."""
+    operations: int | None = None
+    """How many operations the traced graph has; None with `differentiable`, where torch.compile has it."""
+    captured: tuple[str, ...] = ()
     """Tensors from outside, which are read at each call."""
-    guarded: int
+    guarded: int = 0
     """How many other values from outside are compared at each call."""
-    fixed: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
     """What is built in, and not looked at again."""
 
     def __str__(self) -> str:
@@ -100,11 +101,17 @@ class _Entry(NamedTuple):
     plan: CompiledPlan | None
     program: Program | None
     run: Run
-    recorded: Recorded | None = None
+    required: Sequence[Place] = ()
+    """Where it stands which captured tensors require grad, if results can be differentiated by them."""
 
-    def still_applies(self) -> bool:
-        """Whether a function without a program is still what was looked at."""
-        return self.program is None and (self.recorded is None or self.recorded.holds())
+    def applies(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether this is still the function, called with arguments of which these are the tensors."""
+        if self.program is not None:
+            return self.program.inputs(tensors) is not None
+        try:
+            return all(place.holds() for place in self.required)
+        except GONE:
+            return False
 
 
 def compile(
@@ -198,18 +205,19 @@ class Compiled:
         key, tensors = self._key(*(flatten((args, kwargs)) if kwargs else flatten(args)))
         for entry in self._entries.get(key, ()):
             if entry.program is None:
-                if entry.still_applies():
+                if entry.applies(tensors):
                     return entry.run(*args, **kwargs)
                 continue
-            captured = entry.program.inputs()
+            captured = entry.program.inputs(tensors)
             if captured is not None:
                 return entry.program.result.filled(quietly(entry.run, [*tensors, *captured]))
-        return self._first(key, args, kwargs)
+        return self._first(key, tensors, args, kwargs)
 
     def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, list[Tensor]]:
         """What the arguments have to have in common with earlier ones, and the tensors among them."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        key: list[Any] = [structure, torch.get_default_dtype(), autocast]
+        modes = torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+        key: list[Any] = [structure, torch.get_default_dtype(), levels.default_device(), autocast, *modes]
         tensors: list[Tensor] = []
         try:
             for leaf in leaves:
@@ -230,16 +238,13 @@ class Compiled:
             ) from error
         return tuple(key), tensors
 
-    def _first(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(
+        self, key: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compile for these arguments, then run."""
         with TRACING, _progress(self._caller):
             entries = self._entries.setdefault(key, [])
-            for entry in entries:  # another thread was faster
-                if entry.still_applies() or (
-                    entry.program is not None and entry.program.inputs() is not None
-                ):
-                    break
-            else:
+            if not any(entry.applies(tensors) for entry in entries):  # otherwise another thread was faster
                 try:
                     self._refuse_too_many(entries)
                     entries.append(self._compiled(args, kwargs))
@@ -269,34 +274,38 @@ class Compiled:
         start = perf_counter()
         call = _Call(args, kwargs)
         if self._through_dynamo is not None:
-            recorded = Recorded.by(self.__wrapped__)
-            check_gradients(self._caller, self._through_dynamo, args, kwargs, recorded)
-            plan = CompiledPlan(
-                call.described(),
-                "",
-                f"{self._backend}, differentiable",
-                None,
-                perf_counter() - start,
-                (),
-                0,
-                (),
-            )
-            return _Entry(plan, None, self._through_dynamo, recorded)
-        with torch.no_grad():  # and whatever the function keeps from its first run is there when it is traced
-            expected = call.on_tensors(self.__wrapped__)(*call.tensors)
+            found = outside_of(self.__wrapped__)
+            values = [places[0].value for places in found.tensors.values()]
+            check_gradients(self._caller, self._through_dynamo, args, kwargs, values)
+            backend = f"{self._backend}, differentiable"
+            plan = CompiledPlan(call.described(), backend, perf_counter() - start)
+            return _Entry(plan, None, self._through_dynamo, found.requiring_grad())
+        # What the function keeps from its first run is there when it is traced.
+        eager = call.on_tensors(self.__wrapped__)
+        expected = eager(*call.tensors)
         if not all(is_strided(leaf) for leaf in flatten(expected)[0] if isinstance(leaf, Tensor)):
             raise UntraceableError(
                 f"{self._caller}: the function returns a sparse tensor, and programs give dense ones only. "
                 "Of a sparse Jacobian or Hessian, compile a plan: jacobian_plan(f, x).compile()."
             )
+        near = moved(call.tensors)
+        with GradModeWatch() as watch:
+            try:
+                expected_near = eager(*near)
+            except Exception:  # the function is not defined nearby
+                near, expected_near = call.tensors, eager(*call.tensors)
+        call.looks_at_grad_mode = watch.asked
         program, run, mode, backend = self._made(call)
-        self._verify(call, program, run, expected)
+        captured = self._captured(program, call)
+        for tensors, result in ((call.tensors, expected), (near, expected_near)):
+            compiled = program.result.filled(quietly(run, [*tensors, *captured]))
+            check_same(self._caller, compiled, result)
         plan = CompiledPlan(
             call.described(),
-            mode,
             backend,
-            program.size,
             perf_counter() - start,
+            mode,
+            program.size,
             tuple(places[0].name or "a tensor" for places in program.captured if places[0].name != CONSTANT),
             len(program.guards),
             program.fixed,
@@ -306,7 +315,7 @@ class Compiled:
     def _made(self, call: _Call) -> _Made:
         """The program by the mode whose operations take less time, compiled if that makes it faster."""
         programs = self._traced(call)
-        inputs = {mode: [*call.tensors, *self._captured(program)] for mode, program in programs.items()}
+        inputs = {mode: [*call.tensors, *self._captured(program, call)] for mode, program in programs.items()}
         runs = {mode: lower(self._caller, p, inputs[mode], "replay") for mode, p in programs.items()}
         times = {mode: _seconds(run, inputs[mode]) for mode, run in runs.items()}
         mode, *others = sorted(times, key=times.__getitem__)
@@ -332,16 +341,16 @@ class Compiled:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error", ForwardModeWarning)  # torch lacks a rule
-                    programs[mode] = trace(self._caller, call.on_tensors(by_mode(mode)), call.tensors)
+                    programs[mode] = call.traced(self._caller, by_mode(mode))
             except (RuntimeError, ForwardModeWarning):  # the mode does not do, or nothing does
                 continue
         if len(programs) == 2:
             return programs
-        return {"": trace(self._caller, call.on_tensors(self.__wrapped__), call.tensors)}
+        return {"": call.traced(self._caller, self.__wrapped__)}
 
-    def _captured(self, program: Program) -> Sequence[Tensor]:
+    def _captured(self, program: Program, call: _Call) -> Sequence[Tensor]:
         """The tensors from outside that a program reads, if nothing else there has changed meanwhile."""
-        captured = program.inputs()
+        captured = program.inputs(call.tensors)
         if captured is None:
             raise UntraceableError(
                 f"{self._caller}: {program.changed() or 'something'} outside of the function changes while "
@@ -349,20 +358,12 @@ class Compiled:
             )
         return captured
 
-    def _verify(self, call: _Call, program: Program, run: Run, expected: Any) -> None:
-        """The compiled result is the eager one, here and nearby."""
-        captured, near = self._captured(program), moved(call.tensors)
-        check_same(self._caller, program.result.filled(quietly(run, [*call.tensors, *captured])), expected)
-        try:
-            with torch.no_grad():
-                expected = call.on_tensors(self.__wrapped__)(*near)
-        except Exception:
-            return  # the function is not defined nearby
-        check_same(self._caller, program.result.filled(quietly(run, [*near, *captured])), expected)
-
 
 class _Call:
     """The arguments of a call, of which the tensors are to be traced."""
+
+    looks_at_grad_mode = False
+    """Whether the function does, which is known once it was run."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._arguments = Arguments(args, kwargs)
@@ -381,6 +382,11 @@ class _Call:
             return function(*args, **kwargs)
 
         return flat
+
+    def traced(self, caller: Caller, function: Callable[..., Any]) -> Program:
+        """The program of the function for these arguments."""
+        flat = self.on_tensors(function)
+        return trace(caller, flat, self.tensors, as_called=self.looks_at_grad_mode)
 
     def described(self) -> str:
         """The arguments on a line."""
