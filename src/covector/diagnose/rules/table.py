@@ -88,7 +88,8 @@ RULES = (
         "factors by place",
         uneven.by_place,
         "the gradient is off by a factor that differs by place: at an edge, in a triangle, by index",
-        "a weight, a count or a scale that is not the same everywhere: of padding, of a class, of a segment",
+        "a weight, a count or a scale that is not the same everywhere (padding, classes, segments), or the "
+        "product rule, where another factor is the same for each index",
         (
             "factor",
             "sign",
@@ -127,7 +128,7 @@ RULES = (
         coupling.normalisation,
         "a term of a mean, a sum, a variance or a norm is missing, or has another coefficient",
         "the derivative of the statistic, which every element of its group acts on",
-        ("factor", "sign", "zero", "wrong axis", "wrong side"),
+        ("factor", "sign", "zero", "wrong axis", "wrong side", "masked"),
     ),
     Rule(
         "wrong axis",
