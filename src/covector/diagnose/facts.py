@@ -40,9 +40,9 @@ def right_parts(case: Case) -> tuple[str, ...]:
         return ()
     inputs = _right(both.inputs, both.bad.any(0), both.columns)
     outputs = _right(both.outputs, both.bad.any(1), both.rows)
-    sides = [f"by {listed(inputs)}"] if inputs else []
+    sides = [f"with respect to {listed(inputs)}"] if inputs else []
     sides += [f"of {listed(outputs)}"] if outputs else []
-    seen = "" if both.whole else ", as far as it was looked at"
+    seen = "" if both.whole else " in the sample that was examined"
     return tuple(f"The derivative {side} is right{seen}." for side in sides)
 
 
@@ -88,14 +88,14 @@ def _places(s: Suspect) -> str:
     diagonal = torch.eye(height, width, dtype=torch.bool)
     if square and not bool(s.bad[~diagonal].any()):
         return "all on the diagonal" + (
-            ", what is beside it is right" if bool(s.support[~diagonal].any()) else ""
+            ", the other entries are right" if bool(s.support[~diagonal].any()) else ""
         )
     if bool(s.bad[s.support].all()):
         return "every entry that is not zero"
     if text := _few_indices(s) or between(s, s.bad):
         return text
     if square and not bool(s.bad[diagonal].any()):
-        return "all beside the diagonal, which is right"
+        return "all off the diagonal, which is right"
     block = len(rows) * len(columns)
     few = min(len(rows), len(columns)) > 1 and 2 * block < s.bad.numel() and 2 * int(s.bad.sum()) > block
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""

@@ -19,7 +19,7 @@ _RANK = 4
 # Fewer elements than this fit factors too easily; how closely these have to agree.
 _SEVERAL, _CLOSE = 4, 1e-4
 
-_NOT_TRANSPOSED = "a matrix in it is not transposed (W where W^T belongs, or the other way round)"
+_NOT_TRANSPOSED = "a matrix in it is not transposed (W instead of W^T, or W^T instead of W)"
 
 # A displacement by more than this is not looked for.
 _FARTHEST = 4
@@ -31,9 +31,9 @@ def transposed(case: Case) -> Iterator[Observation]:
         if not s.support.any():
             continue
         if text := _transposed(s):
-            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.95, s.where)
         elif text := _between_factors(s):
-            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.9, s.where)
+            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.9, s.where)
         elif text := _symmetrised(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.94, s.where, _BOTH_SIDES)
         elif text := _pattern(s):

@@ -189,7 +189,7 @@ def constant(case: Case) -> Iterator[Observation]:
         if mine is not None and mine.any():
             if s.explains(s.numeric + mine):
                 size = f"{float(mine[0]):.4g}" if bool((mine == mine[0]).all()) else "the same tensor"
-                text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, whatever the cotangent is"
+                text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, for every cotangent"
                 yield Observation(text, 0.97, s.where)
             continue
         places = [(torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero")]

@@ -116,7 +116,7 @@ def diagonal_of_jacobian(case: Case) -> Iterator[Observation]:
         square = s.bad.shape[0] == s.bad.shape[1] > 2
         if square and torch.equal(s.bad, eye) and bool((s.support & ~eye).any()):
             text = (
-                f"the diagonal of the Jacobian is wrong for {{where}}, what is beside it is right{manner(s)}"
+                f"the diagonal of the Jacobian is wrong for {{where}}, the other entries are right{manner(s)}"
             )
             yield Observation(text, 0.92, s.where)
 
