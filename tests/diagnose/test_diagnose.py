@@ -214,17 +214,43 @@ KINDS = {
     "sum of magnitudes": (
         ruled(lambda x: x / x.abs().sum(1, keepdim=True), lambda g, x: g / x.abs().sum(1, keepdim=True)),
         away((3, 5)),
-        "by what is proportional to the output: the term of what it is divided by",
+        "that is proportional to the output: the term of its divisor",
     ),
     "softmax over another dimension": (
         ruled(lambda x: x.logsumexp(1), lambda g, x: g[:, None] * x.softmax(0)),
         normal((4, 5)),
         "sums to the same number along dimension 0, the true one along dimension 1",
     ),
+    "layer norm with another eps": (
+        ruled(
+            lambda x: F.layer_norm(x, (5,), eps=0.1),
+            lambda g, x: torch.func.vjp(lambda x: F.layer_norm(x, (5,), eps=1e-5), x)[1](g)[0],
+        ),
+        normal((3, 5)),
+        "has other coefficients for every term along dimension 1: another divisor, as of another eps",
+    ),
+    "kernel turned round": (
+        ruled(cube, lambda g, x: cube_pull(g, x).flip(1, 2)),
+        away((2, 3, 3)),
+        "has the right numbers in reverse order, along dimensions 1 and 2",
+    ),
+    "windows summed": (
+        ruled(lambda x: F.avg_pool1d(x, 3), lambda g, x: g.repeat_interleave(3, -1)),
+        normal((1, 2, 9)),
+        "everywhere; 3 is the number of elements of `x` that each output depends on",
+    ),
+    "hinge with another margin": (
+        ruled(
+            lambda x, y: (1 - y.sign() * x).clamp(min=0),
+            lambda g, x, y: (-g * y.sign() * (y.sign() * x < 0), torch.zeros_like(y)),
+        ),
+        normal((16,), (16,)),
+        "the gradient is wrong where `output` is below a value between",
+    ),
     "gradient transposed": (
         product(lambda g, x, w: (g @ w.T, g.T @ x)),
         SQUARES,
-        "the gradient for input `w` would be right, but it is transposed (dimensions 0 and 1)",
+        "the gradient for input `w` is right except that it is transposed (dimensions 0 and 1)",
     ),
     "transposed and reshaped": (
         ruled(cube, lambda g, x: cube_pull(g, x).T.reshape(x.shape)),
@@ -479,7 +505,7 @@ def test_a_loss_that_ignores_its_cotangent():
     """Every entry is right, because a check asks for that of one; only linearity tells."""
     loss = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x)
     assert said(loss, VECTOR) == [
-        ("cotangent ignored", "`backward` returns the same gradient whatever the cotangent is")
+        ("cotangent ignored", "`backward` returns the same gradient for every cotangent")
     ]
     offset = ruled(lambda x: (x * x).sum(), lambda g, x: 2 * x * g.abs())
     assert not covector.check(offset, VECTOR(0))
@@ -840,7 +866,7 @@ KINDS = {
         ruled(lambda x: F.group_norm(x, 2), _by_channel),
         ((3, 8, 16),),
         "wrong axis",
-        "along dimension 2, in the function along dimensions 1 and 2",
+        "along dimension 2; in the function, along dimensions 1 and 2",
     ),
     "a quotient by a norm": (
         ruled(_cosine, _unprojected),
@@ -876,7 +902,7 @@ KINDS = {
         ruled(lambda x: NEAR @ x, lambda g, x: torch.ones(6, 6).double() @ g),
         ((6, 2),),
         "reach",
-        "an output depends on elements at most 1 away; the gradient for input `x` takes it to depend on "
+        "an output depends on elements at most 1 away; the gradient for input `x` assumes that it depends on "
         "those at every index",
     ),
     "groups that the backward mixes": (
@@ -889,7 +915,7 @@ KINDS = {
         ruled(lambda x: x.cumsum(0), lambda g, x: g + F.pad(g[1:], (0, 0, 0, 1))),
         ((6, 2),),
         "reach",
-        "takes it to depend on those from 1 earlier to its own index",
+        "assumes that it depends on those from 1 earlier to its own index",
     ),
     "padding that is counted": (
         ruled(

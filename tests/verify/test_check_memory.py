@@ -1,6 +1,12 @@
 """What a check of many numbers takes in memory, beside what one pass of the function takes by itself."""
 
+import numpy as np
+import torch
+
+import covector
+from covector.verify import judge
 from forked import printed
+from mutants import ruled
 
 _MEASURE = """
 from pathlib import Path
@@ -35,3 +41,20 @@ def test_a_check_of_many_numbers_keeps_few_of_them():
     verdict, share = printed(_MEASURE).split()
     assert verdict == "True"
     assert float(share) < 3.2
+
+
+def test_judging_an_entry_keeps_the_outputs_that_move(monkeypatch):
+    """A stencil is many times as large as an output, so it holds only those that its column moves."""
+    held = []
+
+    def slopes_of(stencil: np.ndarray, *others):
+        held.append(stencil.shape[1])
+        return original(stencil, *others)
+
+    original = judge.slopes_of
+    monkeypatch.setattr(judge, "slopes_of", slopes_of)
+    wrong = ruled(torch.sin, lambda g, x: 1.5 * g * x.cos())
+    x = torch.linspace(-1, 1, 2000, dtype=torch.float64, requires_grad=True)
+    assert not covector.check(wrong, x)
+    assert held
+    assert max(held) == 1

@@ -67,3 +67,25 @@ def test_an_error_of_the_functions_own_is_raised():
 
     with pytest.raises(ValueError, match="no"):
         covector.gradcheck(refuses, X)
+
+
+def test_a_backward_may_return_tensors_with_a_graph():
+    """As one does that recomputes under `enable_grad`; a wrong one is pulled back row by row."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y, factor):
+            ctx.save_for_backward(x, y)
+            ctx.factor = factor
+            return x * y
+
+        @staticmethod
+        def backward(ctx, grad):
+            with torch.enable_grad():
+                x, y = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+                return grad * y, ctx.factor * grad * x, None
+
+    y = X.detach().flip(0).requires_grad_()
+    assert covector.check(lambda x, y: Product.apply(x, y, 1.0), (X, y))
+    report = covector.check(lambda x, y: Product.apply(x, y, 2.0), (X, y))
+    assert report.worst.diagnoses[0].rule == "factor"

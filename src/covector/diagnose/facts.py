@@ -23,8 +23,11 @@ _SEVERAL = 6
 # So many elements that are right are named.
 _FEW_RIGHT = 3
 
-# So many ratios are told one by one.
-_FEW_RATIOS = 4
+# So many different ratios or differences are told one by one.
+_FEW_VALUES = 4
+
+# So many indices along an axis are told one by one.
+_FEW_INDICES = 4
 
 # So many entries are looked at before all of them are.
 _FEW = 64
@@ -37,9 +40,9 @@ def right_parts(case: Case) -> tuple[str, ...]:
         return ()
     inputs = _right(both.inputs, both.bad.any(0), both.columns)
     outputs = _right(both.outputs, both.bad.any(1), both.rows)
-    sides = [f"by {listed(inputs)}"] if inputs else []
+    sides = [f"with respect to {listed(inputs)}"] if inputs else []
     sides += [f"of {listed(outputs)}"] if outputs else []
-    seen = "" if both.whole else ", as far as it was looked at"
+    seen = "" if both.whole else " in the sample that was examined"
     return tuple(f"The derivative {side} is right{seen}." for side in sides)
 
 
@@ -85,26 +88,27 @@ def _places(s: Suspect) -> str:
     diagonal = torch.eye(height, width, dtype=torch.bool)
     if square and not bool(s.bad[~diagonal].any()):
         return "all on the diagonal" + (
-            ", what is beside it is right" if bool(s.support[~diagonal].any()) else ""
+            ", the other entries are right" if bool(s.support[~diagonal].any()) else ""
         )
     if bool(s.bad[s.support].all()):
         return "every entry that is not zero"
-    if text := _one_index(s) or between(s, s.bad):
+    if text := _few_indices(s) or between(s, s.bad):
         return text
     if square and not bool(s.bad[diagonal].any()):
-        return "all beside the diagonal, which is right"
+        return "all off the diagonal, which is right"
     block = len(rows) * len(columns)
-    few = block < 0.5 * s.bad.numel() and int(s.bad.sum()) > 0.5 * block
+    few = min(len(rows), len(columns)) > 1 and 2 * block < s.bad.numel() and 2 * int(s.bad.sum()) > block
     return f"in a block of {len(rows)} rows and {len(columns)} columns" if few else ""
 
 
-def _one_index(s: Suspect) -> str:
-    """The one index along an axis of the input, or of the output, that they all have."""
+def _few_indices(s: Suspect) -> str:
+    """The index along an axis of the input, or of the output, that they all have, or few of many indices."""
     for side, wrong in ((s.inputs, s.bad.any(0)), (s.outputs, s.bad.any(1))):
         for axis, along in enumerate(side.along or ()):
-            at = side.index[wrong, axis] if side.index is not None else wrong
-            if along.numel() > 1 and bool((at == at[0]).all()):
-                return f"all at index {int(at[0])} of dimension {axis} of {side.name}"
+            at = (side.index[wrong, axis] if side.index is not None else wrong).unique().tolist()
+            if len(at) == 1 < along.numel() or len(at) <= min(_FEW_INDICES, along.numel() // 4):
+                named = f"{'index' if len(at) == 1 else 'indices'} {listed([str(int(i)) for i in at])}"
+                return f"all at {named} of dimension {axis} of {side.name}"
     return ""
 
 
@@ -173,8 +177,9 @@ def _relation(s: Suspect) -> str:
     if high - low <= _SAME * abs(high):
         everywhere = " in all of them" if quotient.values.numel() > 1 else ""
         return f"the ratio analytic / numeric is {high:.4g}{everywhere}"
-    if text := _few_ratios(quotient.values):
-        return text
+    for name, one in (("ratio analytic / numeric", quotient), ("difference analytic - numeric", difference)):
+        if text := _few_values(one.values):
+            return f"the {name} is {text} of them"
     for name, one in (("ratio analytic / numeric", quotient), ("difference", difference)):
         low, high = one.spread
         span = f"from {low:.4g} to {high:.4g}"
@@ -190,16 +195,18 @@ def _relation(s: Suspect) -> str:
     return text
 
 
-def _few_ratios(ratios: Tensor) -> str:
-    """The ratios and how often they occur, if there are few."""
-    if ratios.numel() < _SEVERAL:
+def _few_values(numbers: Tensor) -> str:
+    """The values and how often they occur, if there are few."""
+    if numbers.numel() < _SEVERAL:
         return ""
-    values, group = clustered(ratios)
-    if len(values) > _FEW_RATIOS:
+    size = float(numbers.abs().max())
+    values, group = clustered(numbers / size)
+    if len(values) > min(_FEW_VALUES, numbers.numel() // 2):
         return ""
     counts = group.bincount().tolist()
-    said = [f"{value:.4g} in {count}" for value, count in zip(values.tolist(), counts, strict=True)]
-    return f"the ratio analytic / numeric is {listed(said)} of them"
+    return listed(
+        [f"{value:.4g} in {count}" for value, count in zip((size * values).tolist(), counts, strict=True)]
+    )
 
 
 def _scaling(s: Suspect) -> str:

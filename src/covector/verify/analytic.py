@@ -259,7 +259,7 @@ class ReverseMap(_QuietMap):
         return matrix
 
     def _pulled_back(self, stacks: list[Tensor]) -> np.ndarray:
-        pulled = self.problem.inputs.stack_to_coords(self.apply_batch(stacks)).cpu()
+        pulled = self.problem.inputs.stack_to_coords(self.apply_batch(stacks)).detach().cpu()
         return graph.written_out(pulled).numpy()
 
     def columns(self, which: np.ndarray) -> np.ndarray:

@@ -120,15 +120,16 @@ class _Decision:
         with np.errstate(all="ignore"):
             slope = numeric.singly(np.array([column]), step)[0] / step
         row = locate_row(analytic, column, slope, which)
-        judged = judge(numeric, column, [row], [analytic.entry(row, column)], self._tol)
+        moved = np.union1d(np.flatnonzero(slope), [row])
+        judged = judge(numeric, column, [row], [analytic.entry(row, column)], self._tol, kept=moved)
         self._record.add_column(column, judged)
         entry = judged.entries[0]
         if entry.outcome is not Outcome.PASSED or entry.kink:
             return False
         # The other entries of the column, mixed: they have to agree too.
-        best, others = judged.best, analytic.cotangents.copy()
+        best, others = judged.best, analytic.cotangents[:, moved]
         assert best is not None
-        others[:, row] = 0.0
+        others[:, moved == row] = 0.0
         with np.errstate(all="ignore"):
             expected = analytic.mixed_along(unit(numeric.problem.inputs.size, column).numpy()[None])[:, 0]
             expected -= analytic.cotangents[:, row] * entry.mismatch.analytic

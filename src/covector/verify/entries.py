@@ -111,7 +111,8 @@ class Entries:
         self._severity[rows, place] = 0.0
         if judged.entries[0].mismatch.note.startswith(OUTSIDE):
             # The same is to be said of all other rows of this column that are not finite.
-            undefined = ~np.any([np.isfinite(one.value) for one in judged.stencils.taken], axis=0)
+            undefined = np.zeros(len(self._severity), dtype=bool)
+            undefined[judged.kept] = ~np.any([np.isfinite(s.value) for s in judged.stencils.taken], axis=0)
             if not np.isfinite(values[0]):
                 undefined |= ~np.isfinite(self._analytic[:, place])
             self._record.cut_short |= bool((self._severity[undefined, place] > 1).any())
@@ -156,12 +157,13 @@ class Entries:
         if len(places) == 0:
             return
         value, columns = self._numeric.problem.value, self._columns[places]
-        steps = self._steps_like(judged, columns)
+        steps, noise = self._steps_like(judged, columns), self._numeric.noise
+        noise[judged.kept] = judged.noise
         plus, minus = self._numeric.sides(columns, steps)
         analytic = self._analytic[:, places]
         with np.errstate(all="ignore"):
             right, left = ((plus - value) / steps[:, None]).T, ((value - minus) / steps[:, None]).T
-            again = self._severity_of(analytic, (left + right) / 2, steps, judged.noise)
+            again = self._severity_of(analytic, (left + right) / 2, steps, noise)
             if self._tol.kinks == "pass" and any(entry.kink for entry in judged.entries):
                 slack = self._tol.atol + self._tol.rtol * np.maximum(abs(left), abs(right))
                 low, high = np.minimum(left, right) - slack, np.maximum(left, right) + slack

@@ -43,7 +43,16 @@ class ColumnJudgement:
     length: float
     """A step at which a central difference is as good as the best stencil; 0 if there is none."""
     noise: np.ndarray
-    """The size of the errors in each output, as the best stencil shows it; a kink at the point is none."""
+    """The size of the errors in each kept output, as the best stencil shows it; a kink is none."""
+    kept: np.ndarray | slice
+    """The outputs that the stencils hold: every one, or the numbers of some."""
+
+    def holds(self, rows: Sequence[int]) -> bool:
+        """Whether the stencils hold these outputs."""
+        return isinstance(self.kept, slice) or bool(np.isin(rows, self.kept).all())
+
+
+EVERY = slice(None)
 
 
 def judge(
@@ -54,38 +63,44 @@ def judge(
     tol: Tolerance,
     known: ColumnJudgement | None = None,
     first: float | None = None,
+    kept: np.ndarray | slice = EVERY,
 ) -> ColumnJudgement:
     """Decide entries of one column; the lengths of the stencils are chosen for the first of them.
 
     Where the column was judged before, its stencils are known; `first` is the length of the first one, if
-    not the usual one.
+    not the usual one. Stencils hold the outputs that are `kept`, numbers in ascending order: a stencil of all
+    of them is many times as large as an output, and most functions of many numbers move few along one.
     """
-    lengths, row, value = _Lengths(numeric, column, first), rows[0], analytic[0]
+    if known is not None:
+        known, kept = (known, known.kept) if known.holds(rows) else (None, EVERY)
+    places = list(rows) if isinstance(kept, slice) else np.searchsorted(kept, rows).tolist()
+    lengths, row, value = _Lengths(numeric, column, first), places[0], analytic[0]
+    rounding = numeric.noise[kept]
     stencils = Stencils((), lengths.shortest, lengths.longest) if known is None else known.stencils
     while len(stencils.taken) < constants.STENCILS:
         length = lengths.after(stencils, row, value, tol)
         if length is None:
             break
         try:
-            stencil = numeric.stencil(column, length)
+            stencil = numeric.stencil(column, length, kept)
         except BudgetSpent:
             if not stencils.taken:
                 raise
             break
-        stencils = replace(stencils, taken=(*stencils.taken, slopes_of(stencil, length, numeric.noise)))
+        stencils = replace(stencils, taken=(*stencils.taken, slopes_of(stencil, length, rounding)))
     entries = tuple(
-        decide_entry(numeric, stencils, row, column, value, tol)
-        for row, value in zip(rows, analytic, strict=True)
+        decide_entry(numeric, stencils, place, (which, column), value, tol)
+        for place, which, value in zip(places, rows, analytic, strict=True)
     )
     best = stencils.best(row, value, tol)
     if best is None:
-        return ColumnJudgement(entries, stencils, None, 0.0, numeric.noise)
+        return ColumnJudgement(entries, stencils, None, 0.0, rounding, kept)
     slope = float(best.value[row])
     # The truncation error of a central difference is in proportion to the square of the step.
     truncation, allowed = abs(float(best.central[row]) - slope), tol.allowed(slope) / 4
     shorter = 1.0 if truncation <= allowed else float(np.sqrt(allowed / truncation))
     noise = np.minimum(best.level, np.maximum(best.left_level, best.right_level))
-    return ColumnJudgement(entries, stencils, best, shorter * best.length, np.nan_to_num(noise))
+    return ColumnJudgement(entries, stencils, best, shorter * best.length, np.nan_to_num(noise), kept)
 
 
 class _Lengths:
@@ -168,16 +183,14 @@ def _settled(stencils: Stencils, row: int, analytic: float, tol: Tolerance) -> b
 
 
 def decide_entry(
-    numeric: Numeric, stencils: Stencils, row: int, column: int, analytic: float, tol: Tolerance
+    numeric: Numeric, stencils: Stencils, row: int, entry: tuple[int, int], analytic: float, tol: Tolerance
 ) -> Judgement:
-    """What stencils of several lengths say about one entry."""
+    """What stencils of several lengths say about one entry, which stands in this row of theirs."""
     best = stencils.best(row, analytic, tol)
     shown = best or stencils.taken[0]
     value, bound = float(shown.value[row]), float(shown.bound[row])
     allowed = tol.allowed(value)
-    mismatch = Mismatch(
-        numeric.problem.entry(row, column), analytic, value, bound, allowed, row=row, column=column
-    )
+    mismatch = Mismatch(numeric.problem.entry(*entry), analytic, value, bound, allowed, "", *entry)
 
     def outcome(which: Outcome, note: str = "", kink: bool = False) -> Judgement:
         return Judgement(which, replace(mismatch, note=note), kink)
@@ -189,7 +202,7 @@ def decide_entry(
         return outcome(Outcome.INCONCLUSIVE, f"{OUTSIDE} {side}{_raised(numeric)}")
     if best.proves(row, analytic, tol) or (analytic == value and best.moved[row] == 0):
         return outcome(Outcome.PASSED)
-    if not np.isfinite(numeric.problem.point[column]):
+    if not np.isfinite(numeric.problem.point[entry[1]]):
         return outcome(Outcome.INCONCLUSIVE, f"{OUTSIDE}: the input is not finite there")
     if not analytic_is_finite:
         return outcome(Outcome.FAILED, NOT_FINITE)

@@ -301,16 +301,18 @@ class Numeric:
             size = 2 * abs(self._kept[at] / steps).T
             return np.where(gap > constants.CURVATURE * size + noise, noise + gap, noise)
 
-    def stencil(self, column: int, step: float) -> np.ndarray:
-        """The outputs at x + j h for j = -3 ... 3 along one coordinate, each evaluated by itself."""
+    def stencil(self, column: int, step: float, kept: np.ndarray | slice) -> np.ndarray:
+        """The outputs that are kept at x + j h for j = -3 ... 3 along one coordinate, each run by itself."""
         problem = self.problem
         self.spend(6)
         self.runs += 6
-        points = np.repeat(problem.point[None], 6, axis=0)
-        with np.errstate(over="ignore"):  # infinity is outside of the domain
-            points[:, column] += step * np.array([-3.0, -2, -1, 1, 2, 3])
-        rows = self._one_by_one(points)
-        return np.concatenate([rows[:3], problem.value[None], rows[3:]])
+        rows = np.repeat(problem.value[kept][None], 7, axis=0)
+        for j in (-3, -2, -1, 1, 2, 3):
+            point = problem.point.copy()
+            with np.errstate(over="ignore"):  # infinity is outside of the domain
+                point[column] += step * j
+            rows[3 + j] = self.single(point)[kept]
+        return rows
 
 
 def _halved(plus: np.ndarray, minus: np.ndarray) -> np.ndarray:

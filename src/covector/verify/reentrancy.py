@@ -43,7 +43,7 @@ def determinism(run: CheckRun) -> Finding:
     return failed(
         "determinism",
         f"{found.runs} differ by {found.size:.1e} at {found.where}, more than nondet_tol={tolerance:g}",
-        "Pass nondet_tol if that is the nature of the operation.",
+        "If the operation is nondeterministic by design, pass nondet_tol.",
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 
 import torch
 from torch import Tensor
 
 from covector.diagnose.case import Case
-from covector.diagnose.rules.coupling import blocks, coupled, each_with_each
+from covector.diagnose.rules.coupling import blocks, coupled, dimensions, each_with_each
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect
 
@@ -19,7 +19,7 @@ _RANK = 4
 # Fewer elements than this fit factors too easily; how closely these have to agree.
 _SEVERAL, _CLOSE = 4, 1e-4
 
-_NOT_TRANSPOSED = "a matrix in it is not transposed (W where W^T belongs, or the other way round)"
+_NOT_TRANSPOSED = "a matrix in it is not transposed (W instead of W^T, or W^T instead of W)"
 
 # A displacement by more than this is not looked for.
 _FARTHEST = 4
@@ -31,9 +31,9 @@ def transposed(case: Case) -> Iterator[Observation]:
         if not s.support.any():
             continue
         if text := _transposed(s):
-            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.95, s.where)
+            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.95, s.where)
         elif text := _between_factors(s):
-            yield Observation(f"the {case.noun} for {{where}} would be right, but {text}", 0.9, s.where)
+            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.9, s.where)
         elif text := _symmetrised(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.94, s.where, _BOTH_SIDES)
         elif text := _pattern(s):
@@ -206,6 +206,12 @@ def _moved(s: Suspect) -> Iterator[str]:
         for what, came in _origins(s, axis, size).items():
             if _explains_moved(s, axis, came):
                 yield f"{what}, along dimension {axis}"
+    long = [axis for axis, size in enumerate(s.inputs.part.shape) if size > 1]
+    if s.inputs.is_whole:
+        shaped = s.numeric.reshape(-1, *s.inputs.part.shape)
+        for axes in chain.from_iterable(combinations(long, count) for count in range(2, len(long) + 1)):
+            if s.explains(shaped.flip([axis + 1 for axis in axes]).reshape(s.numeric.shape)):
+                yield f"in reverse order, along {dimensions(axes)}"
 
 
 def _origins(s: Suspect, axis: int, size: int) -> dict[str, Tensor]:

@@ -95,8 +95,8 @@ def wrong_axis(case: Case) -> Iterator[Observation]:
     for s in case.suspects:
         true, got = coupled(s, s.support), coupled(s, s.nonzero)
         if true and got and set(true) != set(got):
-            text = f"in the {case.noun} for {{where}} elements act on each other along {dimensions(got)}"
-            yield Observation(f"{text}, in the function along {dimensions(true)}", 0.93, s.where)
+            text = f"in the {case.noun} for {{where}}, elements interact along {dimensions(got)}"
+            yield Observation(f"{text}; in the function, along {dimensions(true)}", 0.93, s.where)
         elif text := _normalised_along_another(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.93, s.where)
 
@@ -150,7 +150,7 @@ def _of_a_quotient(s: Suspect) -> str:
         fits = [_left_beside(along, matrix) <= slack for matrix in (wrong, s.numeric[rows])]
         if bool(fits[0].all()) and not bool(fits[1].all()):
             what = f"proportional to {like}" if like else "constant: the term of a sum or a mean"
-            return f"is wrong, for each output, by what is {what} that it is divided by is missing or wrong"
+            return f"has an error that is, for each output, {what} that it is divided by is missing or wrong"
     return ""
 
 
@@ -172,8 +172,8 @@ def _alone(s: Suspect, axes: tuple[int, ...]) -> str:
     if not s.explains(diagonal):
         return ""
     return (
-        "is the diagonal of the Jacobian only: the terms by which elements act on each other along "
-        f"{dimensions(axes)} (a mean, a sum, a norm, a state that is carried on) are missing"
+        "is only the diagonal of the Jacobian: the terms that couple elements along "
+        f"{dimensions(axes)} (a mean, a sum, a norm, a recurrent state) are missing"
     )
 
 
@@ -288,14 +288,22 @@ def _difference(family: tuple[_Term, ...], true: Tensor, got: Tensor, size: int,
     scale = true.abs().max(1, keepdim=True).values
     own = torch.maximum(true.abs(), got.abs()).amax(0).clamp(min=_NOISE * scale)
     off = ((got - true).abs() > _CLOSE * torch.minimum(scale, 10 * own)).any(0)
-    if bool(off[0]) or not bool(off.any()):
-        return ""  # the direct term: no term is missing
+    if bool(off[0]):  # no term is missing, and one factor for each group is no matter of terms
+        ratios = got / true
+        same = ((ratios - ratios[:, :1]).abs() < _CLOSE * ratios.abs()).all()
+        return (
+            ""
+            if same
+            else f"has other coefficients for every term {along}: another divisor, as of another eps"
+        )
+    if not bool(off.any()):
+        return ""
     wrong = [index for index in range(1, len(family)) if bool(off[index])]
     names = listed([family[index].name for index in wrong])
     if bool((got[:, wrong].abs() <= _CLOSE * scale).all()):
         like = listed([family[index].like for index in wrong])
         terms = "terms" if len(wrong) > 1 else "term"
-        return f"lacks the {terms} of {names} {along}: the wrong part is {like} there"
+        return f"lacks the {terms} of {names} {along}: the error is {like} there"
     if len(wrong) > 1:
         return f"has other coefficients for the terms of {names} {along}"
     ratios = got[:, wrong[0]] / true[:, wrong[0]]
@@ -332,19 +340,22 @@ def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
         ((ones,), "constant: the term of a mean or a sum is missing or wrong"),
         ((centred,), "proportional to the input less its mean: the term of the variance is missing or wrong"),
         ((x,), "proportional to the input: the term of the norm is missing or wrong"),
-        ((ones, centred), "that of a mean and a variance: both terms are missing or wrong"),
+        (
+            (ones, centred),
+            "a constant plus a multiple of the input: terms of mean and variance are missing or wrong",
+        ),
     ):
         if x.shape[1] <= len(vectors) + 1:
             continue
         basis = torch.linalg.qr(torch.stack(vectors, -1)).Q
         left = wrong - wrong @ basis @ basis.mT
         if bool((left.abs() <= slack).all()):
-            return f"is wrong {_along(s, axes)} by what is {text}"
+            return f"has an error {_along(s, axes)} that is {text}"
     y = _grouped(s, s.value, axes)
     y = (y / y.norm(dim=1, keepdim=True)).unsqueeze(-1)
     if y.shape[1] > _LEAST and bool(((wrong - y @ (y.mT @ wrong)).abs() <= slack).all()):
-        return f"is wrong {_along(s, axes)} by what is proportional to the output: {_DIVIDED}"
+        return f"has an error {_along(s, axes)} that is proportional to the output: {_DIVIDED}"
     return ""
 
 
-_DIVIDED = "the term of what it is divided by (a norm, a sum) is missing or wrong"
+_DIVIDED = "the term of its divisor (a norm, a sum) is missing or wrong"

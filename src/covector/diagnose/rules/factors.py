@@ -102,6 +102,8 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
         for side, axes, size, name in sizes
         if len(axes) == 1 or (side.part is not None and len(axes) == len(side.part.shape))
     ]
+    for size, name in _counts(s):
+        together.append((size, name, 0))
     # Elements that do not act together may have a factor that is the size of an axis by chance.
     by_chance = ", or a factor that was left out or applied twice"
     return _of_size(c, together) or _of_root(c, together) or _of_size(c, alone, by_chance) or ("", "")
@@ -110,7 +112,7 @@ def _named(c: float, s: Suspect) -> tuple[str, str]:
 def _of_size(c: float, sizes: list[tuple[int, str, int]], or_else: str = "") -> tuple[str, str] | None:
     """That a factor is a size, or one over it: a mean on one side, a sum on the other."""
     for size, name, count in sizes:
-        over = "that dimension" if count == 1 else "these dimensions"
+        over = ("these elements", "that dimension")[count] if count < 2 else "these dimensions"
         if size > 2 and abs(c - size) < 1e-4 * size:
             return f"; {size} is {name}", f"a mean in the forward that the backward takes for a sum{or_else}"
         if size > 2 and abs(c * size - 1) < 1e-4:
@@ -119,6 +121,14 @@ def _of_size(c: float, sizes: list[tuple[int, str, int]], or_else: str = "") -> 
                 f"a sum that became a mean over {over}{or_else}",
             )
     return None
+
+
+def _counts(s: Suspect) -> Iterator[tuple[int, str]]:
+    """How many elements each output depends on, as those of a window, if it is the same number for all."""
+    counts = s.support.sum(1)
+    counts = counts[counts > 0].unique()
+    if len(counts) == 1 and s.inputs.is_whole:
+        yield int(counts), f"the number of elements of {s.inputs.name} that each output depends on"
 
 
 def _of_root(c: float, sizes: list[tuple[int, str, int]]) -> tuple[str, str] | None:
@@ -179,7 +189,7 @@ def constant(case: Case) -> Iterator[Observation]:
         if mine is not None and mine.any():
             if s.explains(s.numeric + mine):
                 size = f"{float(mine[0]):.4g}" if bool((mine == mine[0]).all()) else "the same tensor"
-                text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, whatever the cotangent is"
+                text = f"{case.rule} adds {size} to the {case.noun} for {{where}}, for every cotangent"
                 yield Observation(text, 0.97, s.where)
             continue
         places = [(torch.ones_like(s.bad), "everywhere"), (s.support, "wherever it is not zero")]

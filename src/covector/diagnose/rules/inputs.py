@@ -108,12 +108,12 @@ def ignored(case: Case) -> Iterator[Observation]:
     """The same gradient whatever the cotangent is."""
     if case.finding.check == "linearity":  # every entry is right: that of a cotangent of one
         if case.evidence.cotangent_is_ignored:
-            yield Observation(f"{case.rule} returns the same {case.noun} whatever the cotangent is", 0.98)
+            yield Observation(f"{case.rule} returns the same {case.noun} for every cotangent", 0.98)
         return
     if case.evidence.pullback_of_zero is None:
         return
     for s in case.suspects:
         mine = case.gradient_of_zero(s)
         if mine is not None and mine.any() and s.explains(mine.expand_as(s.analytic)):
-            text = f"{case.rule} returns the same {case.noun} for {{where}} whatever the cotangent is"
+            text = f"{case.rule} returns the same {case.noun} for {{where}} for every cotangent"
             yield Observation(text, 0.98, s.where)

@@ -208,8 +208,8 @@ def backwards(case: Case) -> Iterator[Observation]:
             if 0 not in sides and sides[0] == -sides[1]:
                 after, before = ("later", "earlier") if sides[0] > 0 else ("earlier", "later")
                 text = (
-                    f"something that accumulates along dimension {axis} runs the wrong way: an element of "
-                    f"{s.inputs.name} acts on {after} outputs, and its {case.noun} comes from {before} ones"
+                    f"an accumulation along dimension {axis} runs the wrong way: an element of "
+                    f"{s.inputs.name} affects {after} outputs, but its {case.noun} comes from {before} ones"
                 )
                 yield Observation(text, 0.96, s.where)
                 break

@@ -31,7 +31,7 @@ def reach(case: Case) -> Iterator[Observation]:
                 continue
             text = (
                 f"along {axes.name(s)}, an output depends on elements {reaches[0]}; the {case.noun} for "
-                f"{{where}} takes it to depend on those {reaches[1]}"
+                f"{{where}} assumes that it depends on those {reaches[1]}"
             )
             # Outputs that reach equally far in both have to be right, if a mask is all that is wrong.
             alike = ~differ.any(1)[axes.row]

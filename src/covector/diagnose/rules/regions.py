@@ -116,7 +116,7 @@ def diagonal_of_jacobian(case: Case) -> Iterator[Observation]:
         square = s.bad.shape[0] == s.bad.shape[1] > 2
         if square and torch.equal(s.bad, eye) and bool((s.support & ~eye).any()):
             text = (
-                f"the diagonal of the Jacobian is wrong for {{where}}, what is beside it is right{manner(s)}"
+                f"the diagonal of the Jacobian is wrong for {{where}}, the other entries are right{manner(s)}"
             )
             yield Observation(text, 0.92, s.where)
 
@@ -143,7 +143,7 @@ def boundary(case: Case) -> Iterator[Observation]:
 
 @dataclass(frozen=True)
 class _Divided:
-    """The values of an input, or of a sum with another one, where the derivative is wrong and where right."""
+    """The values of an input, of its output or of a sum of inputs, where entries are wrong, and right."""
 
     suspect: Suspect
     name: str
@@ -163,6 +163,11 @@ def _divided(case: Case, s: Suspect) -> Iterator[_Divided]:
     if float(s.bad[:, bad][(s.support | s.nonzero)[:, bad]].double().mean()) <= _MOST:
         return
     yield _Divided(s, s.inputs.name, s.point[bad], s.point[right])
+    acts = s.support | s.nonzero
+    # Where each element has an output of its own, which `backward` takes for clamped.
+    if bool((acts[:, bad | right].sum(0) == 1).all()) and not bool(s.nonzero[:, bad].any()):
+        value = s.value[acts.int().argmax(0)]
+        yield _Divided(s, s.outputs.name, value[bad], value[right])
     if int(bad.sum()) + int(right.sum()) < _BOTH:
         return
     for other, name in case.others_over(s, s.inputs):

@@ -38,7 +38,12 @@ class Rule:
     steady: bool = True  # it needs a backward that gives the same gradient twice
 
 
-_ORDER = "the order in which `backward` returns its gradients, which is that of the inputs of `forward`"
+def _rules(names: str) -> tuple[str, ...]:
+    """The rules with these names, which commas divide."""
+    return tuple(names.split(", "))
+
+
+_ORDER = "the order of the gradients that `backward` returns: it must be that of the inputs of `forward`"
 
 RULES = (
     Rule(
@@ -73,47 +78,19 @@ RULES = (
         formulas.chain_rule,
         "a factor that depends on an input or the output is missing, one too many, or stands for another",
         "the formula of the derivative: the chain rule, the product rule",
-        (
-            "power",
-            "factor",
-            "sign",
-            "zero",
-            "constant",
-            "cotangent ignored",
-            "swapped inputs",
-            "another input",
-        ),
+        _rules("power, factor, sign, zero, constant, cotangent ignored, swapped inputs, another input"),
     ),
     Rule(
         "factors by place",
         uneven.by_place,
         "the gradient is off by a factor that differs by place: at an edge, in a triangle, by index",
-        "a weight, a count or a scale that is not the same everywhere: of padding, of a class, of a segment",
-        (
-            "factor",
-            "sign",
-            "without sign",
-            "power",
-            "chain rule",
-            "wrong side",
-            "normalisation",
-            "zero",
-            "broadcast",
-            "masked",
-            "another mask",
-            "conjugate",
-            "real part",
-            "one slice",
-            "few elements",
-            "diagonal",
-            "boundary",
-            "negative inputs",
-            "threshold",
-            "both sides",
-            "swapped inputs",
-            "another input",
-            "cotangent ignored",
-            "precision",
+        "a weight, a count or a scale that is not the same everywhere (padding, classes, segments), or the "
+        "product rule, where another factor is the same for each index",
+        _rules(
+            "factor, sign, without sign, power, chain rule, wrong side, normalisation, zero, broadcast, "
+            "masked, another mask, conjugate, real part, one slice, few elements, diagonal, boundary, "
+            "negative inputs, threshold, both sides, swapped inputs, another input, cotangent ignored, "
+            "precision"
         ),
     ),
     Rule(
@@ -126,13 +103,13 @@ RULES = (
         "normalisation",
         coupling.normalisation,
         "a term of a mean, a sum, a variance or a norm is missing, or has another coefficient",
-        "the derivative of the statistic, which every element of its group acts on",
-        ("factor", "sign", "zero", "wrong axis", "wrong side"),
+        "the derivative of the statistic, which depends on every element of its group",
+        ("factor", "sign", "zero", "wrong axis", "wrong side", "masked"),
     ),
     Rule(
         "wrong axis",
         coupling.wrong_axis,
-        "elements act on each other along another axis than in the function",
+        "elements interact along another axis than in the function",
         "the `dim` of a sum or a mean in `backward`",
         ("masked", "transposed", "broadcast", "zero", "swapped inputs", "another input"),
     ),
@@ -140,7 +117,7 @@ RULES = (
         "constant",
         factors.constant,
         "a constant is added to the gradient, or to the derivative in it",
-        "a term that does not belong into the derivative, or is not multiplied by the cotangent",
+        "an extra term in the derivative, or one that is not multiplied by the cotangent",
         ("cotangent ignored", "factor", "sign", "zero", "saved intermediate", "normalisation"),
     ),
     Rule(
@@ -154,7 +131,7 @@ RULES = (
         "stop-gradient",
         inputs.cut,
         "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad, .long()",
-        'that line; if it is meant, `covector.check(..., stop_gradients="constant")` checks the rest',
+        'that line; if it is intended, `covector.check(..., stop_gradients="constant")` checks the rest',
         alone=True,
     ),
     Rule(
@@ -174,12 +151,12 @@ RULES = (
         "swapped outputs",
         inputs.outputs_swapped,
         "the cotangents of two outputs stand in each other's place",
-        "the order in which `backward` takes its cotangents, which is that of the outputs of `forward`",
+        "the order of the cotangents in `backward`: it is that of the outputs of `forward`",
     ),
     Rule(
         "cotangent ignored",
         inputs.ignored,
-        "the gradient is the same whatever the cotangent is",
+        "the gradient is the same for every cotangent",
         "grad_output, by which `backward` has to multiply",
         entries=False,
     ),
@@ -195,15 +172,9 @@ RULES = (
         axes.transposed,
         "the gradient, the cotangent or a matrix in it is transposed",
         "a transpose that is missing or one too many; of a filter by FFT, a conjugate",
-        (
-            "swapped inputs",
-            "another input",
-            "broadcast",
-            "conjugate",
-            "wrong way",
-            "wrong side",
-            "flipped window",
-            "displaced",
+        _rules(
+            "swapped inputs, another input, broadcast, conjugate, wrong way, wrong side, flipped window, "
+            "displaced"
         ),
     ),
     Rule(
@@ -215,7 +186,7 @@ RULES = (
     Rule(
         "wrong way",
         places.backwards,
-        "something that accumulates along an axis, as a cumulative sum, runs the wrong way",
+        "an accumulation along an axis, such as a cumulative sum, runs the wrong way",
         "the direction: the gradient of a cumulative sum is one from the other end (flip, cumsum, flip)",
     ),
     Rule(
@@ -243,7 +214,7 @@ RULES = (
         "broadcast",
         axes.broadcast,
         "a sum over a dimension that was broadcast is missing, partial, a mean, or over too much",
-        "how `backward` brings its result to the shape of the input: a sum over what was broadcast",
+        "the sum over broadcast dimensions in `backward`",
         ("zero",),
     ),
     Rule(
@@ -264,15 +235,9 @@ RULES = (
         masks.masked,
         "the gradient is not zero at elements that no output depends on, and right at the others",
         "a mask, a `where` or an index that `forward` applies and `backward` does not",
-        (
-            "inverted mask",
-            "another mask",
-            "negative inputs",
-            "threshold",
-            "both sides",
-            "one slice",
-            "boundary",
-            "few elements",
+        _rules(
+            "inverted mask, another mask, negative inputs, threshold, both sides, one slice, boundary, "
+            "few elements"
         ),
         places=True,
     ),
@@ -286,7 +251,7 @@ RULES = (
         "another mask",
         masks.another,
         "the gradient is zero at some elements where it should not be, not zero at others where it should be",
-        "a mask that `backward` draws or computes anew: save that of `forward`, or its seed",
+        "a mask that `backward` computes again: save the mask of `forward`, or its seed",
         ("another element", "displaced", "transposed", "swapped inputs", "another input", "overwritten"),
     ),
     Rule(
@@ -301,30 +266,12 @@ RULES = (
         "reach",
         reach.reach,
         "outputs depend on some indices of an axis (earlier ones, near ones), the gradient on more or fewer",
-        "a mask, as a causal one, that `forward` applies and `backward` does not, or the other way round",
-        (
-            "wrong way",
-            "normalisation",
-            "wrong axis",
-            "masked",
-            "zero",
-            "transposed",
-            "displaced",
-            "broadcast",
-            "flipped window",
-            "another element",
-            "overwritten",
-            "swapped inputs",
-            "another input",
-            "swapped outputs",
-            "cotangent ignored",
-            "constant",
-            "inverted mask",
-            "another mask",
-            "real part",
-            "one slice",
-            "diagonal of the Jacobian",
-            "saved intermediate",
+        "a mask, such as a causal one, that only one of `forward` and `backward` applies",
+        _rules(
+            "wrong way, normalisation, wrong axis, masked, zero, transposed, displaced, broadcast, "
+            "flipped window, another element, overwritten, swapped inputs, another input, swapped "
+            "outputs, cotangent ignored, constant, inverted mask, another mask, real part, one slice, "
+            "diagonal of the Jacobian, saved intermediate"
         ),
         places=True,
     ),
@@ -333,15 +280,7 @@ RULES = (
         regions.few_elements,
         "one element is wrong, or a few, the others are right",
         "an index in the backward, or an entry that an in-place operation overwrites",
-        (
-            "one slice",
-            "diagonal",
-            "boundary",
-            "negative inputs",
-            "threshold",
-            "both sides",
-            "another element",
-        ),
+        _rules("one slice, diagonal, boundary, negative inputs, threshold, both sides, another element"),
         places=True,
     ),
     Rule(
@@ -362,7 +301,7 @@ RULES = (
     Rule(
         "diagonal of the Jacobian",
         regions.diagonal_of_jacobian,
-        "the diagonal of the Jacobian is wrong, what is beside it is right",
+        "the diagonal of the Jacobian is wrong, the other entries are right",
         "the derivative of an output by the input at the same index, as the s_i in s_i (1 - s_i)",
         places=True,
     ),

@@ -73,7 +73,8 @@ def by_place(case: Case) -> Iterator[Observation]:
         rows = next((one for one in found if one.side is s.outputs), None)
         if rows is not None and int(s.support.sum(1).max()) > 1:
             text = f"{case.rule} is off by a factor for {{where}} that depends on the output element alone"
-            yield Observation(text, 0.75, s.where)
+            look = "the derivative of what is applied to each output last, or a weight or a count of its own"
+            yield Observation(text, 0.75, s.where, look)
 
 
 def _few(found: Uneven) -> str:
@@ -88,7 +89,9 @@ def _few(found: Uneven) -> str:
         places[largest] = places[largest] or "elsewhere"
         if all(places):
             right = [n for n in range(count) if abs(float(found.factors[n]) - 1) < NEAR]
-            order = sorted((n for n in range(count) if n not in right), key=lambda n: n == largest)
+            order = sorted(
+                (n for n in range(count) if n not in right), key=lambda n: (n == largest, places[n])
+            )
             said = [f"{written(float(found.factors[n]))} x {places[n]}" for n in order]
             return f"{listed([*said, *(f'right {places[n]}' for n in right)])}, {what}{name}"
     return ""
