@@ -21,12 +21,13 @@ from holes import (
     steps,
     vectors,
     views,
+    within,
 )
 from holes.table import Hole
 
 MODULES = (
     given, precision, cotangents, steps, programs, customs, solvers, vectors, views, nearby, by_hand,
-    constants, refusing,
+    constants, refusing, within,
 )  # fmt: skip
 HOLES: list[Hole] = [hole for module in MODULES for hole in module.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]
