@@ -160,13 +160,22 @@ class Examiner:
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
         steps = look.steps(self.numeric, length)
         expected, least = look.expected(self.analytic, steps), look.least(steps)
-        if look.large:  # they are made anew for each run, and are not there while the function runs
-            del steps
-            differences = self.numeric.difference(lambda: look.steps(self.numeric, length)[0])
-        else:
-            differences = look.differences(self.numeric, steps)
+        del steps  # there may be many, and they are not needed while the function runs
+        differences = self._differences(look, length)
         off = self._off(differences, expected)
         return Compared(look, length, least, noise, expected, differences, off, noise, (differences,))
+
+    def _differences(self, look: Look, length: float, times: int = 1) -> np.ndarray:
+        """The differences with steps of this length times a number; many steps are made anew for each run."""
+        if not look.large:
+            return look.differences(self.numeric, times * look.steps(self.numeric, length))
+
+        def move() -> np.ndarray:
+            steps = look.steps(self.numeric, length)[0]
+            steps *= times
+            return steps
+
+        return self.numeric.difference(move)
 
     def _spans(self, count: int, start: int = 0) -> Iterator[slice]:
         """The directions that are differenced at once."""
@@ -232,9 +241,8 @@ class Examiner:
 
     def _longer(self, compared: Compared, count: int) -> tuple[np.ndarray, ...]:
         """The differences with steps s, 2s and so on; those that are known are not taken again."""
-        steps = compared.look.steps(self.numeric, compared.length)
         times = range(len(compared.taken) + 1, count + 1)
-        return *compared.taken, *(compared.look.differences(self.numeric, n * steps) for n in times)
+        return *compared.taken, *(self._differences(compared.look, compared.length, n) for n in times)
 
     def _extrapolated(self, compared: Compared, count: int) -> Compared:
         """The same without the leading truncation errors, by differences with so many lengths of steps."""
