@@ -160,8 +160,11 @@ class Examiner:
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
         steps = look.steps(self.numeric, length)
         expected, least = look.expected(self.analytic, steps), look.least(steps)
-        del steps  # there may be many, and they are not needed while the function runs
-        differences = self._differences(look, length)
+        if look.large:  # the steps are not needed while the function runs
+            del steps
+            differences = self._differences(look, length)
+        else:
+            differences = look.differences(self.numeric, steps)
         off = self._off(differences, expected)
         return Compared(look, length, least, noise, expected, differences, off, noise, (differences,))
 
