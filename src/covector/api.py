@@ -358,8 +358,8 @@ def _check(caller: Caller, arguments: Arguments, options: Options, first: Proble
         run = CheckRun(problem, options)
         if problem.low_precision and run.above is None and problem.coarse:
             warn(
-                f"{caller}: {', '.join(problem.coarse)} has less than double precision, and the function "
-                "does not take float64; differences are too coarse for a sharp verdict.",
+                f"{caller}: an input has less than double precision, and the function does not take float64; "
+                "differences are too coarse for a sharp verdict.",
                 PrecisionWarning,
             )
         with quiet():

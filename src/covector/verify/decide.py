@@ -47,7 +47,7 @@ class _Decision:
 
     def __init__(self, examiner: Examiner, record: Record, fast: bool) -> None:
         self._examiner, self._record = examiner, record
-        # Of few columns all are wanted, for the report.
+        # A report shows every column if they are few.
         self._spares_columns = fast or examiner.numeric.problem.inputs.size > constants.WHOLE_COLUMNS
         self._numeric, self._analytic, self._tol = examiner.numeric, examiner.analytic, examiner.tol
 
@@ -94,7 +94,7 @@ class _Decision:
         return suspects.look.steps(self._numeric, suspects.length)
 
     def _parts_agree(self, suspects: Compared) -> bool:
-        """Whether directions disagree because of a few columns, and these are right all the same."""
+        """Whether the directions disagree only in columns that a judge finds right."""
         look, all_runs = suspects.look, 2 * suspects.look.width
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
         if not self._spares_columns or suspects.hidden(self._tol).any() or halving > all_runs:
@@ -104,7 +104,7 @@ class _Decision:
         each = zip(self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
         right: list[int] = []
         for steps, off, limit in each:
-            others = np.delete(np.arange(look.width), right)  # what was found right is left out
+            others = np.delete(np.arange(look.width), right)  # leave out what was found right
             known = None if right else off
             for column in columns_apart(self._numeric, self._analytic, others, steps[others], limit, known):
                 if not self._column_is_right(column, int(abs(off).argmax())):
@@ -113,7 +113,7 @@ class _Decision:
         return True
 
     def _column_is_right(self, column: int, which: int) -> bool:
-        """Whether a column that disagrees along a cotangent is right all the same."""
+        """Whether a judge finds a column right that disagrees along a cotangent."""
         numeric, analytic = self._numeric, self._analytic
         numeric.spend(2)
         step = numeric.first_steps(np.array([column]))
@@ -126,7 +126,7 @@ class _Decision:
         entry = judged.entries[0]
         if entry.outcome is not Outcome.PASSED or entry.kink:
             return False
-        # The other entries of the column, mixed: they have to agree too.
+        # The other entries of the column have to agree too, mixed by the cotangents.
         best, others = judged.best, analytic.cotangents[:, moved]
         assert best is not None
         others[:, moved == row] = 0.0

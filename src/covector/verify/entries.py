@@ -12,11 +12,11 @@ from covector.verify.finding import NAMED, NOISY, OUTSIDE
 from covector.verify.judge import ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
-# How bad an entry is that agrees, where noise could hide that it does not.
+# The severity of an entry that agrees, where noise could hide a disagreement.
 _HIDDEN = 1.0 + 1e-9
 
-# How bad an entry is that cannot be computed, where the derivative is zero, and where it is not. One that can
-# be computed may be certainly wrong, so it is judged before.
+# The severity of an entry without a numeric value, where the derivative is zero, and where it is not. Entries
+# with a numeric value are judged first, since they may be certainly wrong.
 _UNDEFINED = 1.0 + 2e-9
 _UNDEFINED_SLOPE = 1.0 + 3e-9
 
@@ -50,12 +50,12 @@ class Entries:
         self._severity = self._severity_of(self._analytic, slopes, steps, self._numeric.noise)
         self._lost = self._lost_zeros(slopes, steps)
         self.learnt = learnt
-        """Of which column the step is tried on the others."""
+        """The judged column whose step is tried on the others."""
         self._in_steps: set[int] = set()
-        """Columns of which that step seems to lie between two steps of the function."""
+        """Columns in which the function seems to move in steps longer than that one."""
 
     def _lost_zeros(self, slopes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """What the outputs move by at least, where that hides that an entry is not zero; 0 elsewhere.
+        """The last place of the outputs where it hides that an entry is not zero; 0 elsewhere.
 
         An output that is 1e7 moves by no less than 2e-9: a coupling of 5e-4 is lost with a step of 1e-6.
         """
@@ -88,7 +88,7 @@ class Entries:
                     return False
                 if judged.entries[0].mismatch.note != NOISY:
                     self._learn(judged)
-                if self._record.undecided:  # another one may be certainly wrong
+                if self._record.undecided:  # another entry may be certainly wrong
                     in_all = 2 * self._numeric.problem.inputs.size + constants.SPARE_RUNS
                     self._numeric.spare = max(self._numeric.spare, in_all - self._numeric.runs)
             if look_again is not None:
@@ -110,7 +110,7 @@ class Entries:
         self._record.add_column(column, judged)
         self._severity[rows, place] = 0.0
         if judged.entries[0].mismatch.note.startswith(OUTSIDE):
-            # The same is to be said of all other rows of this column that are not finite.
+            # This holds for all other rows of the column that are not finite.
             undefined = np.zeros(len(self._severity), dtype=bool)
             undefined[judged.kept] = ~np.any([np.isfinite(s.value) for s in judged.stencils.taken], axis=0)
             if not np.isfinite(values[0]):
@@ -172,7 +172,7 @@ class Entries:
         self._severity[:, places] = np.minimum(self._severity[:, places], again)
 
     def _may_be_flat(self, columns: np.ndarray, analytic: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        """Where an entry that does not move with another step may be zero, though it did with the usual one.
+        """Where an entry may be zero that does not move with another step, but moved with the usual one.
 
         Next to a kink one side does not move, with the usual step either. A function that moves in steps,
         such as one in single precision, is flat between them.

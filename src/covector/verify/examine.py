@@ -23,8 +23,8 @@ _WEIGHTS = {2: (8 / 6, -1 / 6), 3: (45 / 30, -9 / 30, 1 / 30)}
 # By how much what was extrapolated is noisier than the differences, at most.
 _EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS[3]))
 
-# What falls so many times by extrapolation is truncation error: a mistake stays, and of many kinks, whose
-# errors grow with the square of the step, two thirds do.
+# A disagreement that extrapolation reduces this many times is truncation error. A mistake stays as it is, and
+# of the error of many kinks, which grows with the square of the step, two thirds stay.
 _FALLS = 8.0
 
 
@@ -38,7 +38,7 @@ class Compared:
     least: np.ndarray
     """The smallest step."""
     noise: np.ndarray
-    """How far rounding may put an answer off."""
+    """The bound of the rounding error of the mixed difference."""
     expected: np.ndarray
     """What the derivative says, for each cotangent."""
     differences: np.ndarray
@@ -64,14 +64,11 @@ class Compared:
         return bool(_FALLS * abs(self.off).max() < abs(before.off).max())
 
     def hidden(self, tol: Tolerance) -> np.ndarray:
-        """Where noise would hide what one entry is allowed."""
+        """Where noise would hide an error as large as one entry's tolerance."""
         return ~(self.noise <= 0.5 * tol.atol * self.least)
 
     def suspects(self, tol: Tolerance) -> Compared | None:
-        """Those that are off beyond their noise by more than a share of what an entry is allowed.
-
-        The worst come first.
-        """
+        """Directions that are off by more than noise and the share of an entry's tolerance; worst first."""
         off, allowed, hidden = abs(self.off).max(1), tol.atol * self.least, self.hidden(tol)
         if not hidden.any() and (off <= self.noise + self.look.share * allowed).all():
             return None
@@ -92,10 +89,10 @@ class _Noise(NamedTuple):
     """How far it may put an answer off."""
 
     def is_like(self, shorter: _Noise) -> bool:
-        """Whether shorter steps show as much of it, but not the same.
+        """Whether shorter steps show noise of the same size with other values.
 
-        What is left of kinks, waves and truncation shrinks with the step, and a jump next to the point stays
-        the same.
+        What kinks, waves and truncation leave shrinks with the step; what a jump next to the point leaves
+        stays the same.
         """
         least = float(np.linalg.norm(self.outputs)) / constants.LOUDER
         changed = float(np.linalg.norm(self.outputs - shorter.outputs))
@@ -114,16 +111,16 @@ class Examiner:
         """The noise of each output, if it was measured."""
 
     def noise(self, look: Look) -> np.ndarray:
-        """How far the errors of the outputs may put the answers of a look off."""
+        """The bound of the rounding error of each mixed difference of a look."""
         noise = self.numeric.noise
         if self.measured is not None and look.columns is not None:
             noise = np.maximum(noise, self.measured)
         return np.full(len(look), self._mixed(noise))
 
     def _mixed(self, noise: np.ndarray) -> float:
-        """How far independent errors of this size may put an answer off; overwrites them.
+        """The bound of the mixture of independent errors of this size, which are overwritten.
 
-        The first cotangent weighs every output the most.
+        The first cotangent gives every output its largest weight.
         """
         with np.errstate(all="ignore"):  # in place: there may be many numbers
             noise *= self.analytic.cotangents[0]
@@ -131,10 +128,10 @@ class Examiner:
             return constants.SIGMAS * float(np.sqrt(noise.sum()))
 
     def length(self, look: Look, noise: np.ndarray) -> float | None:
-        """The shortest length of steps that shows a wrong entry in spite of noise; None if there is none.
+        """The shortest steps that show a wrong entry in spite of noise; None if there are none.
 
-        The extrapolated difference, whose noise is larger, has to show it too. Single columns are judged
-        entry by entry if it does not.
+        They have to show it after extrapolation, which amplifies noise. Single columns for which they do not
+        are judged entry by entry.
         """
         shortest, longest = look.lengths(self.numeric.eps)
         if self.measured is not None and look.columns is not None:
@@ -142,7 +139,7 @@ class Examiner:
             noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
         with np.errstate(all="ignore"):
             allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
-            # A little more, for the rounding of steps.
+            # A little more than needed, since steps are rounded.
             needed = 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
         if look.columns is None and not needed <= longest:
             return None
@@ -155,7 +152,7 @@ class Examiner:
             part = look if some == slice(0, len(look)) else look.part(some)
             compared = self._compared(part, noise[some], length)
             found.append(compared.suspects(self.tol))
-            shown = ~compared.hidden(self.tol)  # the others are suspects, and entries are judged instead
+            shown = ~compared.hidden(self.tol)  # entries of the others are judged
             visible = max(visible, float((compared.noise[shown] / compared.least[shown]).max(initial=0.0)))
             del compared
         return _joined(found), visible + look.share * self.tol.atol
@@ -163,13 +160,25 @@ class Examiner:
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
         steps = look.steps(self.numeric, length)
         expected, least = look.expected(self.analytic, steps), look.least(steps)
-        if look.large:  # they are made anew for each run, and are not there while the function runs
+        if look.large:  # the steps are not needed while the function runs
             del steps
-            differences = self.numeric.difference(lambda: look.steps(self.numeric, length)[0])
+            differences = self._differences(look, length)
         else:
             differences = look.differences(self.numeric, steps)
         off = self._off(differences, expected)
         return Compared(look, length, least, noise, expected, differences, off, noise, (differences,))
+
+    def _differences(self, look: Look, length: float, times: int = 1) -> np.ndarray:
+        """The differences with steps of this length times a number; many steps are made anew for each run."""
+        if not look.large:
+            return look.differences(self.numeric, times * look.steps(self.numeric, length))
+
+        def move() -> np.ndarray:
+            steps = look.steps(self.numeric, length)[0]
+            steps *= times
+            return steps
+
+        return self.numeric.difference(move)
 
     def _spans(self, count: int, start: int = 0) -> Iterator[slice]:
         """The directions that are differenced at once."""
@@ -205,7 +214,7 @@ class Examiner:
         return _joined([self._extrapolated(suspects.part(s), count).suspects(self.tol) for s in spans])
 
     def _beyond_noise(self, suspects: Compared, worst: Compared) -> Compared | None:
-        """What still disagrees with steps so long that the noise of the function would not show."""
+        """What still disagrees with steps so long that the noise of the function does not matter."""
         look, noise = suspects.look, self._noise_along(worst)
         if not abs(suspects.off).max() <= noise.mixed:
             return suspects
@@ -235,9 +244,8 @@ class Examiner:
 
     def _longer(self, compared: Compared, count: int) -> tuple[np.ndarray, ...]:
         """The differences with steps s, 2s and so on; those that are known are not taken again."""
-        steps = compared.look.steps(self.numeric, compared.length)
         times = range(len(compared.taken) + 1, count + 1)
-        return *compared.taken, *(compared.look.differences(self.numeric, n * steps) for n in times)
+        return *compared.taken, *(self._differences(compared.look, compared.length, n) for n in times)
 
     def _extrapolated(self, compared: Compared, count: int) -> Compared:
         """The same without the leading truncation errors, by differences with so many lengths of steps."""

@@ -1,10 +1,10 @@
 """The judge of one entry: which stencils are taken, and what follows from them.
 
-The first stencil has the usual length. Where truncation dominates, the function is not defined, or it
-seems to have a kink, the next one is shorter; where noise does, or might, longer; and one that excludes the
-analytic value is confirmed by one that is four times shorter. What is narrower than the stencil looks like
-noise, so before a longer stencil a shorter one is tried: so short that the function moves no further than it
-was seen to, if the analytic value is right.
+The first stencil has the usual length. The next one is shorter where truncation dominates, where the
+function is not defined or seems to have a kink, and while the noise shrinks with the stencil. It is longer
+where noise dominates. A stencil that excludes the analytic value is confirmed by one that is four times
+shorter. A feature narrower than the stencil looks like noise, so a shorter stencil is tried before a longer
+one: so short that a function with the analytic slope would move no further than this one was seen to.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ColumnJudgement:
     entries: tuple[Judgement, ...]
     stencils: Stencils
     best: Slopes | None
-    """The stencil that decided about the first entry, or would have; None if none was usable."""
+    """The stencil that knows the first entry best; None if none is usable."""
     length: float
-    """A step at which a central difference is as good as the best stencil; 0 if there is none."""
+    """A step with which a central difference is as good as the best stencil; 0 if there is none."""
     noise: np.ndarray
     """The size of the errors in each kept output, as the best stencil shows it; a kink is none."""
     kept: np.ndarray | slice
@@ -108,7 +108,7 @@ class _Lengths:
 
     def __init__(self, numeric: Numeric, column: int, first: float | None) -> None:
         size = abs(float(numeric.problem.point[column]))
-        # x + j h is exact for powers of two that are not lost in the last places of x.
+        # x + j h is exact for powers of two above the last places of x.
         self.shortest = max(8 * numeric.problem.rounding * (size if size < np.inf else 0.0), 1e-300)
         # Next to zero, a function may change as fast as its argument does.
         self._beside_zero = size / 16 if size > 0 else np.inf

@@ -19,11 +19,11 @@ def columns_apart(
     allowed: float,
     off: np.ndarray | None = None,
 ) -> Iterator[int]:
-    """Those of some columns that disagree by themselves, where together they are off by `off`.
+    """The columns that disagree by themselves, among columns that together are off by `off`.
 
-    J u is linear in u: what one half of the columns is not off by, the other half is, and it is looked at
-    when its turn comes. If neither half disagrees, what both are off by together is a kink that neither
-    reaches alone. Each number of `off` belongs to a cotangent; without it, it is measured first.
+    J u is linear in u, so the errors of both halves add up to that of the whole. If neither half disagrees,
+    both together cross a kink that neither reaches alone. `off` has a number for each cotangent; if it is not
+    given, it is measured first.
     """
     pending = [(columns, steps, off)]
     numeric.spare += 4 * (len(columns) - 1).bit_length()
@@ -40,7 +40,7 @@ def columns_apart(
         first = _off(numeric, analytic, columns[:half], steps[:half])
         near, far = (columns[:half], steps[:half], first), (columns[half:], steps[half:], None)
         apart = [(_size(first), near), (_size(off - first), far)]
-        # Outside of the domain is where to look first.
+        # What is outside of the domain comes first.
         pending += [part for size, part in sorted(apart, key=lambda one: one[0]) if not size <= allowed]
 
 

@@ -1,11 +1,11 @@
 """Looks: the directions along which the function is differenced and the derivative is compared.
 
-Along a direction u, which moves some columns together, the function is differenced once; the answer is mixed
-by random cotangents v and should be v^T A u. A wrong entry disturbs it by at least its own error times the
+Along a direction u, which moves some columns together, the function is differenced once. The difference,
+mixed by random cotangents v, should be v^T A u. A wrong entry changes it by at least its own error times the
 step of its column.
 
-- `signs`: all columns at once, by random weights between 1 and 2 with random signs. Several wrong entries
-  have to cancel to be missed, and in every direction that is looked along.
+- `signs`: all columns at once, by random weights between 1 and 2 with random signs. Several wrong entries are
+  missed only if they cancel along every direction.
 - `singles`: every column by itself.
 """
 
@@ -34,7 +34,7 @@ class Look:
     weights: np.ndarray
     """Of each column that is moved, in units of its step: a row for each direction."""
     share: float
-    """The share of one entry's tolerance by which an answer may be off."""
+    """The share of an entry's `atol` by which the mixed difference may be off."""
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -46,7 +46,7 @@ class Look:
 
     @property
     def large(self) -> bool:
-        """Whether there is one direction, of so many columns that another vector of them counts."""
+        """Whether there is one direction, of so many columns that a copy of it matters."""
         return self.columns is None and len(self) == 1 and self.width > PIECE
 
     def lengths(self, eps: float) -> tuple[float, float]:
@@ -121,9 +121,9 @@ def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
 
 
 def ladder(numeric: Numeric, probes: int, seed: int, *, fast: bool) -> Iterator[Iterator[Look]]:
-    """The looks in the order of their price; the next ones are made if those before could not decide.
+    """The looks in the order of their price; each is taken only if those before could not decide.
 
-    A check that should be fast does not move every column by itself if they are too many.
+    In fast mode, single columns are not moved if there are too many of them.
     """
     width = numeric.problem.inputs.size
     if 0 < probes < width:

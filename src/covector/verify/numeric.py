@@ -41,11 +41,11 @@ class Numeric:
     def __init__(self, problem: Problem, eps: float, seed: int = 0, batch_bytes: int | None = None) -> None:
         self.problem = problem
         self.steps = Steps(problem.point, problem.rounding)
-        # Of a function in low precision, steps are chosen for that.
+        # A function in low precision needs longer steps.
         self.eps = max(eps, problem.rounding ** (1 / 3)) if problem.low_precision else eps
         self.runs = 0
         self.spare = constants.EXTRA_RUNS
-        """How many runs judging and halving may still take; a look takes what it needs."""
+        """Runs that judging and halving may still take; looks are not limited."""
         self.refusal: BaseException | None = None
         self._bytes = constants.BATCH_BYTES if batch_bytes is None else batch_bytes
         self._seed = seed
@@ -83,10 +83,10 @@ class Numeric:
     def at(self, points: np.ndarray) -> np.ndarray:
         """The outputs at these points, a row for each; NaN where the function raises."""
         self.runs += len(points)
-        if len(points) > 2 * constants.DIRECTIONS and self.batches:  # of few points it takes longer
+        if len(points) > 2 * constants.DIRECTIONS and self.batches:  # a batch of few points is slower
             try:
                 rows = self._in_batches(points)
-            except Exception:  # whatever it was, single evaluations work or tell
+            except Exception:  # single evaluations work, or raise the same
                 rows = None
             if rows is not None:
                 return rows
@@ -100,7 +100,7 @@ class Numeric:
         self.spare -= runs
 
     def _in_batches(self, points: np.ndarray) -> np.ndarray | None:
-        """The outputs at these points, evaluated at once; None if that is not what single ones give."""
+        """The outputs at these points, evaluated at once; None if single evaluations give others."""
         problem = self.problem
         if self._trusted:
             return self._in_chunks(points)
@@ -109,9 +109,9 @@ class Numeric:
         held = [weakref.ref(one.tensor) for one in captured(problem.caller.function).tensors]
         alone = self._measured(moved)
         if any(tensor() is None for tensor in held):
-            return None  # it keeps another one now: of a batch, it could not be used in the next run
-        self._batch(np.stack([problem.point, moved]))  # what cannot be batched says so before it costs much
-        # What is known stands first and last: a rule may be wrong from some point of a batch on.
+            return None  # it keeps a tensor from each run, which must not be a batch
+        self._batch(np.stack([problem.point, moved]))  # fails early if the function cannot be batched
+        # The known points stand first and last: a rule may be wrong from some point of a batch on.
         probed = np.concatenate([problem.point[None], points, moved[None]])
         rows = self._in_chunks(probed)
         with np.errstate(all="ignore"):
@@ -124,7 +124,7 @@ class Numeric:
         try:
             return np.concatenate([self._batch(chunk) for chunk in self._chunks(points)])
         finally:
-            self.single(self.problem.point)  # what the function keeps of its last run is then no batch
+            self.single(self.problem.point)  # so that the function keeps no batched tensor
 
     def _one_by_one(self, points: np.ndarray) -> np.ndarray:
         if len(points) == 1:
@@ -207,7 +207,7 @@ class Numeric:
         return _halved(values[::2], values[1::2])
 
     def difference(self, move: Callable[[], np.ndarray]) -> np.ndarray:
-        """The same for one move, which is made anew for each run: it may be as large as all inputs."""
+        """The same for one move, which is made anew for each run, since it may be large."""
         self.runs += 2
         here = self.problem.point
         plus = self.single(here, Shift(np.add, move))

@@ -257,10 +257,9 @@ class Problem:
         return not _HALF.isdisjoint(self._dtypes_inside)
 
     @property
-    def coarse(self) -> list[str]:
-        """The inputs that have less than double precision."""
-        eps = [torch.finfo(place.dtype).eps for place in self.inputs.places]
-        return [self.input_names[i] for i, value in enumerate(eps) if value > _DOUBLE]
+    def coarse(self) -> bool:
+        """Whether some input has less than double precision."""
+        return any(torch.finfo(place.dtype).eps > _DOUBLE for place in self.inputs.places)
 
     def lifted(self) -> Problem | None:
         """The same function in double precision, if it takes that and answers in it."""

@@ -8,12 +8,12 @@ computational noise, 2011); independent errors of size s make the k-th differenc
 root of the binomial coefficient (2k, k), and the slope wrong by 1.08 s / h. A kink at x fills these
 differences too; third differences of either side do not see it, and so tell it from noise.
 
-A function that moves in steps, as one that is rounded or solves something to a tolerance, shows its noise in
-every stencil but a straight one: its values lie on a line by chance, for one slope in six, or because there
-is no step between them. So the noise of a straight stencil is the largest that it or a longer one shows, and
-before a longer one was tried it tells nothing against an analytic value. No steps look like a smooth curve,
-or like the same line at two lengths of which one is many times the other (the slope of such a line is right
-to one in 384): there, a stencil shows all of its noise, and what fills a longer one may be a wave.
+A function that is rounded, or that solves something to a tolerance, moves in steps. It shows its noise in
+every stencil that is not straight. A straight one lies between two steps, or on a line by chance, for one
+slope in six. So the noise of a straight stencil is the largest that it or a longer one shows, and it counts
+against an analytic value only after a longer one was tried. Steps never look like a smooth curve, or like the
+same line at two lengths of which one is many times the other (the slope of such a line is right to one in
+384). Such stencils show all of their noise, and a longer one that shows more may contain a wave.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def _kept(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @_kept
 def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
-    """Numbers between 1 and 2 with random signs: no wrong entry is weighed down, and no two cancel.
+    """Numbers between 1 and 2 with random signs, so that every entry keeps its weight and few cancel.
 
-    With few digits, they are the same numbers in every precision; with all of them, a cast shows.
+    With few digits, they are exact in every precision; with all digits, a cast to lower precision shows.
     """
     generator = seeded(seed)
     if few_digits:
