@@ -42,7 +42,7 @@ class Entries:
             record,
             columns,
         )
-        self._analytic = examiner.analytic.columns(columns)
+        self._analytic, self._steps = examiner.analytic.columns(columns), steps
         with np.errstate(all="ignore"):
             slopes = (differences / steps[:, None]).T
         # What passes by the entry rule may be off by what that allows.
@@ -144,9 +144,9 @@ class Entries:
             return np.where(hidden & (error > 0), np.maximum(severity, _HIDDEN), severity)
 
     def _learn(self, judged: ColumnJudgement) -> None:
-        """Keep the step that suited the column that was judged first, if it is not the usual one."""
-        column = judged.entries[0].mismatch.column
-        length = judged.length / float(self._numeric.steps.array(self._numeric.eps)[column])
+        """Keep the step that suited the column that was judged first, if it is another than was taken."""
+        place = int(np.flatnonzero(self._columns == judged.entries[0].mismatch.column)[0])
+        length = judged.length / abs(float(self._steps[place]))
         if self.learnt is None and length != 0.0 and not 0.5 < length < 2:
             self.learnt = judged
             self._try_step_of(judged)
