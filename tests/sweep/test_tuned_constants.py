@@ -25,6 +25,7 @@ MARGINS = {
     "REPEATED_ROWS",
     "ROUNDINGS_OF_A_SUM",
     "LOUDER",
+    "CURVATURE",
 }
 
 TUNED = sorted(
