@@ -194,19 +194,19 @@ class Examiner:
         alone = suspects.look.weights.size == 1  # a judge costs little more
         if alone or suspects.hidden(self.tol).any():
             return suspects
+        directions = suspects.look.columns is None
+        few = 2 * suspects.look.width <= constants.EXTRA_RUNS  # to move each column costs no more
+        # What two lengths leave of a truncation error could cancel a mistake; columns are judged later.
+        count = 3 if directions and not few else 2
         worst = suspects.part(slice(0, 1))
-        better = self._extrapolated(worst, 2)
+        better = self._extrapolated(worst, count)
         if better.suspects(self.tol) is None:
-            return self._still_off(suspects, 2)
-        if suspects.look.columns is not None:
+            return self._still_off(suspects, count)
+        if not directions:
             return suspects
         if better.fell_from(worst):  # truncation, with the shortest steps that show anything
-            if self._extrapolated(better, 3).suspects(self.tol) is None:
-                return self._still_off(suspects, 3)
             return replace(suspects, noise=np.full(len(suspects), np.inf))
-        if 2 * suspects.look.width <= constants.EXTRA_RUNS:  # to move each column costs no more
-            return suspects
-        return self._beyond_noise(suspects, better)
+        return suspects if few else self._beyond_noise(suspects, better)
 
     def _still_off(self, suspects: Compared, count: int) -> Compared | None:
         """What disagrees after the first of the suspects, extrapolated from so many lengths of steps."""
