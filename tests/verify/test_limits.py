@@ -62,6 +62,8 @@ def test_a_cotangent_that_nobody_sent_may_be_treated_wrongly(fast: bool) -> None
     assert not passes(ruled(torch.sin, lambda g, x: g.clamp(-1e2, 1e2) * x.cos()), x, fast_mode=fast)
     negative = lambda g, x: g * x.cos() * (2.0 if bool((g < 0).all()) else 1.0)
     assert passes(ruled(torch.sin, negative), x, fast_mode=fast)
+    along_one = lambda g, x: g * x.cos() * (2.0 if g.stride()[0] == 0 != g.stride()[1] else 1.0)
+    assert passes(ruled(torch.sin, along_one), leaves((3, 4))(), fast_mode=fast)
 
 
 def wrong_for_one_number(where: Callable[[Tensor], Tensor]):

@@ -131,10 +131,9 @@ def reordered(tensor: Tensor) -> Tensor:
     """The same numbers in another order of memory: channels last, transposed, or with others between them."""
     if not is_strided(tensor) or tensor.numel() < 2:
         return tensor
-    if (format := _CHANNELS_LAST.get(tensor.dim())) is not None and not tensor.is_contiguous(
-        memory_format=format
-    ):
-        return tensor.contiguous(memory_format=format)
+    last = _CHANNELS_LAST.get(tensor.dim())
+    if last is not None and not tensor.is_contiguous(memory_format=last):
+        return tensor.contiguous(memory_format=last)
     if tensor.dim() > 1 and min(tensor.shape[-2:]) > 1:
         return tensor.mT.contiguous().mT
     apart = tensor.new_empty(*tensor.shape, 2)
