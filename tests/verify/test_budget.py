@@ -369,6 +369,23 @@ def test_on_request_every_coordinate_is_moved_by_itself() -> None:
 
 
 @each_speed
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e7])
+def test_outputs_without_a_graph_that_do_not_move_cost_no_column_each(scale: float, fast: bool) -> None:
+    """Exactly equal outputs have no rounding error, however large they are."""
+    inputs, count = normal((8, 8))(), constants.DIRECTIONS
+
+    def order(x: Tensor) -> Tensor:
+        return scale * x.flatten().argsort().double()
+
+    report = covector.check(order, inputs, fast_mode=fast)
+    assert report.outcome == PASSED
+    allowed = torch_runs(order, inputs, fast_mode=True) + FAST_SLACK if fast else 2 * count + RIGHT_NUMBER
+    assert report.evaluations <= allowed
+    moving = covector.check(lambda x: order(x) + x.detach().flatten(), inputs, fast_mode=fast)
+    assert moving.outcome == FAILED
+
+
+@each_speed
 def test_a_kink_among_many_numbers_costs_no_column_each(fast: bool) -> None:
     """It is found by halving, also where the Jacobian is small because there is one output."""
     x = torch.linspace(-1, 1, 8_001, dtype=torch.float64)

@@ -15,7 +15,7 @@ from covector.verify.examine import Compared, Examiner
 from covector.verify.finding import Outcome
 from covector.verify.judge import ColumnJudgement, judge
 from covector.verify.locate import columns_apart, locate_row
-from covector.verify.looks import Look, ladder
+from covector.verify.looks import Look, ladder, signs
 from covector.verify.numeric import BudgetSpent, Numeric
 from covector.verify.options import Tolerance
 from covector.verify.record import Record, Verdict
@@ -40,6 +40,27 @@ def decide(
         if agreed or record.failed:
             return record.verdict(height * width, agreed=agreed)
     return record.verdict(height * width, agreed=False)
+
+
+def decide_constant(
+    numeric: Numeric, zero: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
+) -> Verdict:
+    """Hold a derivative of zero against differences.
+
+    Along random directions every output has to stay exactly as it is, as in torch. What moves is decided as
+    any derivative is.
+    """
+    record, height, width = Record(), *numeric.problem.shape
+    if height * width == 0:
+        return record.verdict(0, agreed=True)
+    for at in range(max(1, probes)):
+        look = signs(width, 1, seed + at, fast=fast)
+        steps = look.steps(numeric, look.lengths(numeric.eps)[0])
+        if look.differences(numeric, steps).any():
+            return decide(numeric, zero, tol, probes=probes, seed=seed, fast=fast)
+        record.show(float(numeric.noise.max() / look.least(steps)[0]))
+    record.take(look.name)
+    return record.verdict(height * width, agreed=True)
 
 
 class _Decision:

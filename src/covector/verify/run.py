@@ -10,7 +10,7 @@ from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
-from covector.verify.decide import decide
+from covector.verify.decide import decide, decide_constant
 from covector.verify.finding import Outcome
 from covector.verify.numeric import Numeric
 from covector.verify.options import Options, Tolerance
@@ -140,9 +140,8 @@ class CheckRun:
         options = self.options
         if isinstance(analytic, ReverseMap):
             _ = analytic.mixed  # pulled back before steps take memory
-        return decide(
-            self.numeric, analytic, tol, probes=self.directions, seed=options.seed, fast=options.fast
-        )
+        how = decide_constant if isinstance(analytic, ZeroMap) else decide
+        return how(self.numeric, analytic, tol, probes=self.directions, seed=options.seed, fast=options.fast)
 
     @property
     def directions(self) -> int:
