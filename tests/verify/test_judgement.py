@@ -253,7 +253,7 @@ def test_float32_only_that_is_wrong_fails(name):
 def test_low_precision_is_warned_about():
     """A check that has to difference in float32 says so, once, naming the input."""
     with pytest.warns(covector.errors.PrecisionWarning, match="an input has less than double precision"):
-        covector.check(lambda x: x @ WEIGHT.T, random(2, 4, dtype=SINGLE))
+        covector.check(lambda x: x.float() @ WEIGHT.T, random(2, 4, dtype=SINGLE))
 
 
 # Kinks.

@@ -144,9 +144,9 @@ class ReverseMap(_QuietMap):
         if not problem.differentiable:
             return [None] * len(problem.variables)
         outputs = self._outputs if outputs is None else outputs
-        if problem.device is None:
+        if problem.inside is None:
             return graph.backward(outputs, cotangents, problem.variables, keep=True, record=record)
-        with problem.device:
+        with problem.inside:
             return graph.backward(outputs, cotangents, problem.variables, keep=True, record=record)
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from covector.transforms._door import summary
 from covector.verify.finding import Entry
 from covector.verify.leaves import doubled, guarded, has_value, is_differentiable, same_bits, shifted
 from covector.verify.likes import tensors_for_outputs
+from covector.verify.promotion import Promoted
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _HALF = {torch.float16, torch.complex32}
@@ -82,11 +83,14 @@ class Problem:
         *,
         masked: bool = False,
         device: torch.device | None = None,
+        inside: AbstractContextManager[Any] | None = None,
         first: Problem | None = None,
     ) -> None:
         self.caller = caller
         self.arguments = arguments
         self.device = device  # where the caller's code makes new tensors, if it said so
+        self.inside = device if inside is None else inside
+        """Where the function and its derivative run, if not plainly."""
         self.masked = masked
         self.runs = 0
         self.raised: BaseException | None = None
@@ -265,9 +269,15 @@ class Problem:
         return any(torch.finfo(place.dtype).eps > _DOUBLE for place in self.inputs.places)
 
     def lifted(self) -> Problem | None:
-        """The same function in double precision, if it takes that and answers in it."""
+        """The same function in double precision, if it takes that and answers in it.
+
+        If it holds tensors of its own in low precision, these are taken in double precision too.
+        """
         if self.closes_over:
             return None
+        return self._lifted(self.inside) or self._lifted(Promoted(self.device))
+
+    def _lifted(self, inside: AbstractContextManager[Any] | None) -> Problem | None:
         chosen = set(self.arguments.chosen)
         try:
             leaves = [
@@ -281,13 +291,18 @@ class Problem:
                 self._seed,
                 masked=self.masked,
                 device=self.device,
+                inside=inside,
             )
         except Exception:  # the function refuses: it is differenced as it is
+            self.runs += 1
             return None
         above.is_lifted = True
         above.__dict__["input_names"], above.__dict__["output_names"] = self.input_names, self.output_names
         same = above.kept == self.kept and above.outputs.size == self.outputs.size
-        return above if same and not above.low_precision and not above.closes_over else None
+        if same and not above.low_precision and not above.closes_over:
+            return above
+        self.runs += above.runs
+        return None
 
     # Runs of the function.
 
@@ -299,9 +314,9 @@ class Problem:
         args, kwargs = self.arguments.rebuild(leaves)
         self.runs += 1
         try:
-            if self.device is None:
+            if self.inside is None:
                 return tensors_for_outputs(self.caller, self.caller.function(*args, **kwargs))
-            with self.device:
+            with self.inside:
                 return tensors_for_outputs(self.caller, self.caller.function(*args, **kwargs))
         except Exception as error:
             self.raised = error
