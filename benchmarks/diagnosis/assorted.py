@@ -134,7 +134,13 @@ LOSSES = [
     bug("branch", "smooth L1 without beta", smooth_l1, smooth_l1_without_beta, (4, 6), (4, 6)),
     bug("sign", "triplet, wrong sign of the negative", triplet, triplet_backward, (3, 5), (3, 5), (3, 5)),
     bug("normalisation", "dice, denominator taken as constant", dice, dice_constant_denominator, (3, 6)),
-    bug("chain", "log cosh, its argument instead of tanh", lambda x: x.cosh().log(), lambda g, y, x: g * x, (7,)),
+    bug(
+        "chain",
+        "log cosh, its argument instead of tanh",
+        lambda x: x.cosh().log(),
+        lambda g, y, x: g * x,
+        (7,),
+    ),
     bug("target", "label smoothing forgotten", smoothed_entropy, unsmoothed_backward, (4, 5)),
     bug("uneven", "class weights forgotten", class_weighted, nll_without_weights, (6, 5)),
     bug("chain", "focal loss, its weight taken as constant", focal, focal_weight_constant, (9,)),
@@ -146,7 +152,9 @@ LOSSES = [
         lambda g, y, x: g * torch.where(x > 0, 0.1, -0.9),
         (9,),
     ),
-    bug("factor", "contrastive loss, temperature forgotten", contrastive, contrastive_backward, (4, 5), (4, 5)),
+    bug(
+        "factor", "contrastive loss, temperature forgotten", contrastive, contrastive_backward, (4, 5), (4, 5)
+    ),
     bug(
         "factor",
         "mean of squares, divided by rows alone",
@@ -236,7 +244,14 @@ NORMS = [
     bug("eps", "layer norm with another eps", layer_norm, layer_norm_small_eps, (3, 6)),
     bug("axis", "group norm, statistics by channel", group_norm, group_norm_by_channel, (2, 4, 3)),
     bug("uneven", "batch norm, not divided by the deviation", batch_norm, batch_norm_unscaled, (6, 4)),
-    bug("normalisation", "weight norm without projection", weight_norm, weight_norm_unprojected, (3, 5), (3, 1)),
+    bug(
+        "normalisation",
+        "weight norm without projection",
+        weight_norm,
+        weight_norm_unprojected,
+        (3, 5),
+        (3, 1),
+    ),
     bug("factor", "instance norm, its weight by means", affine, affine_by_means, (2, 3, 5), (3,), (3,)),
     bug("normalisation", "cosine similarity without projection", cosine, cosine_unprojected, (3, 5), (3, 5)),
     bug(
@@ -312,12 +327,24 @@ def biased_backward(g: Tensor, y: Tensor, scores: Tensor, bias: Tensor) -> tuple
 
 ATTENTION = [
     bug("factor", "attention, scale forgotten", attend, attention_backward("no scale"), *[(4, 3)] * 3),
-    bug("normalisation", "attention, softmax without its sum", attend, attention_backward("no sum"), *[(4, 3)] * 3),
+    bug(
+        "normalisation",
+        "attention, softmax without its sum",
+        attend,
+        attention_backward("no sum"),
+        *[(4, 3)] * 3,
+    ),
     bug("axis", "attention, softmax sums over columns", attend, attention_backward("columns"), *[(4, 3)] * 3),
-    bug("transposed", "attention, keys not transposed", attend, attention_backward("not transposed"), *[(4, 3)] * 3),
+    bug(
+        "axis",
+        "attention, keys not transposed",
+        attend,
+        attention_backward("not transposed"),
+        *[(4, 3)] * 3,
+    ),
     bug("transposed", "attention, values not transposed", attend, attention_backward("value"), *[(4, 3)] * 3),
     bug("mask", "causal scores, mask forgotten", causal, lambda g, y, x: g, (2, 4, 4)),
-    bug("sign", "rotary embedding turned the same way", turned, lambda g, y, x: turned(g), (3, 4)),
+    bug("turn", "rotary embedding turned the same way", turned, lambda g, y, x: turned(g), (3, 4)),
     bug("duplicates", "bias of all batches, gradient of one", biased, biased_backward, (3, 4, 4), (4, 4)),
 ]
 
@@ -396,7 +423,14 @@ def between_unscaled(g: Tensor, y: Tensor, values: Tensor, where: Tensor) -> tup
 
 
 CONVOLUTIONS = [
-    bug("displaced", "strided convolution, backward without stride", strided, strided_as_dense, (2, 2, 9), (3, 2, 3)),
+    bug(
+        "displaced",
+        "strided convolution, backward without stride",
+        strided,
+        strided_as_dense,
+        (2, 2, 9),
+        (3, 2, 3),
+    ),
     bug(
         "displaced",
         "dilated convolution, backward without dilation",
@@ -443,7 +477,7 @@ CONVOLUTIONS = [
         pool_everywhere,
         (2, 3, 8),
     ),
-    bug("argmax", "max pooling, to the whole window", lambda x: F.max_pool1d(x, 2), pool_everywhere, (2, 3, 8)),
+    bug("mask", "max pooling, to the whole window", lambda x: F.max_pool1d(x, 2), pool_everywhere, (2, 3, 8)),
     bug(
         "factor",
         "global average, divided by height alone",
@@ -451,18 +485,24 @@ CONVOLUTIONS = [
         lambda g, y, x: g[..., None, None].expand_as(x) / x.shape[-2],
         (2, 3, 4, 5),
     ),
-    bug("missing", "nearest upsampling, one copy of two", lambda x: x.repeat_interleave(2, -1), nearest_first, (3, 4)),
+    bug(
+        "broadcast",
+        "nearest upsampling, one copy of two",
+        lambda x: x.repeat_interleave(2, -1),
+        nearest_first,
+        (3, 4),
+    ),
     bug("weights", "interpolation, weights exchanged", between, between_swapped, (6,), (5,)),
     bug("factor", "interpolation, places not scaled", between, between_unscaled, (6,), (5,)),
     bug(
-        "border",
+        "duplicates",
         "reflected border cropped",
         lambda x: F.pad(x, (2, 2), mode="reflect"),
         lambda g, y, x: g[..., 2:-2],
         (3, 7),
     ),
     bug(
-        "transposed",
+        "order",
         "pixel shuffle, its gradient reshaped",
         lambda x: F.pixel_shuffle(x, 2),
         lambda g, y, x: g.reshape(x.shape),
@@ -516,7 +556,13 @@ SCATTER = [
     bug("uneven", "means of segments, counts forgotten", segment_means, segment_sums_backward, (6, 4)),
     bug("order", "sorting, permutation not inverted", lambda x: x.sort(-1).values, sorted_backward, (3, 6)),
     bug("order", "largest three, to the first three", lambda x: x.topk(3, -1).values, top_backward, (3, 6)),
-    bug("reversed", "roll, rolled the same way", lambda x: x.roll(2, -1), lambda g, y, x: g.roll(2, -1), (3, 7)),
+    bug(
+        "reversed",
+        "roll, rolled the same way",
+        lambda x: x.roll(2, -1),
+        lambda g, y, x: g.roll(2, -1),
+        (3, 7),
+    ),
     bug(
         "reversed",
         "cumulative product, summed forward",
@@ -526,14 +572,14 @@ SCATTER = [
         positive=True,
     ),
     bug(
-        "diagonal",
+        "duplicates",
         "cumulative maximum, to each own place",
         lambda x: x.cummax(-1).values,
         lambda g, y, x: g * (x == y),
         (3, 6),
     ),
     bug(
-        "missing",
+        "reach",
         "difference of neighbours, the left one forgotten",
         lambda x: x.diff(dim=-1),
         lambda g, y, x: F.pad(g, (1, 0)),
@@ -616,7 +662,7 @@ CELLS = [
         (3, 5),
     ),
     bug(
-        "swapped",
+        "chain",
         "quotient, one input saved twice",
         lambda a, b: a / b,
         lambda g, y, a, b: (g / a, -g * a / b**2),
@@ -658,7 +704,9 @@ def half_spectrum(x: Tensor) -> Tensor:
 
 def half_spectrum_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     n = x.shape[-1]
-    return torch.fft.irfft(torch.view_as_complex(g.contiguous()), n=n) * n  # inner frequencies count twice here
+    return (
+        torch.fft.irfft(torch.view_as_complex(g.contiguous()), n=n) * n
+    )  # inner frequencies count twice here
 
 
 def quadratic(x: Tensor) -> Tensor:
@@ -817,19 +865,40 @@ WIDE = [
         lambda g, y, x: g * (x.sigmoid() - labels(x)),
         (128, 200),
     ),
-    bug("normalisation", "dice, denominator taken as constant, wide", dice, dice_constant_denominator, (64, 256)),
+    bug(
+        "normalisation",
+        "dice, denominator taken as constant, wide",
+        dice,
+        dice_constant_denominator,
+        (64, 256),
+        positive=True,
+    ),
     bug("target", "label smoothing forgotten, wide", smoothed_entropy, unsmoothed_backward, (128, 100)),
     bug("chain", "focal loss, its weight taken as constant, wide", focal, focal_weight_constant, (128, 80)),
     bug("margin", "hinge with margin zero, wide", hinge, hinge_margin_zero, (128, 80)),
     bug("branch", "smooth L1 without beta, wide", smooth_l1, smooth_l1_without_beta, (128, 80), (128, 80)),
-    bug("factor", "contrastive loss, temperature forgotten, wide", contrastive, contrastive_backward, *[(64, 128)] * 2),
+    bug(
+        "factor",
+        "contrastive loss, temperature forgotten, wide",
+        contrastive,
+        contrastive_backward,
+        *[(64, 128)] * 2,
+    ),
     bug("eps", "layer norm with another eps, wide", layer_norm, layer_norm_small_eps, (64, 256)),
     bug("axis", "group norm, statistics by channel, wide", group_norm, group_norm_by_channel, (4, 32, 64)),
-    bug("uneven", "batch norm, not divided by the deviation, wide", batch_norm, batch_norm_unscaled, (128, 64)),
-    bug("factor", "attention, scale forgotten, wide", attend, attention_backward("no scale"), *[(4, 32, 64)] * 3),
+    bug(
+        "uneven", "batch norm, not divided by the deviation, wide", batch_norm, batch_norm_unscaled, (128, 64)
+    ),
+    bug(
+        "factor",
+        "attention, scale forgotten, wide",
+        attend,
+        attention_backward("no scale"),
+        *[(4, 32, 64)] * 3,
+    ),
     bug("normalisation", "attention, no sum, wide", attend, attention_backward("no sum"), *[(4, 32, 64)] * 3),
     bug("mask", "causal scores, mask forgotten, wide", causal, lambda g, y, x: g, (8, 64, 64)),
-    bug("sign", "rotary embedding turned the same way, wide", turned, lambda g, y, x: turned(g), (4, 64, 64)),
+    bug("turn", "rotary embedding turned the same way, wide", turned, lambda g, y, x: turned(g), (4, 64, 64)),
     bug(
         "displaced",
         "dilated convolution, backward without dilation, wide",
@@ -838,19 +907,37 @@ WIDE = [
         (4, 16, 128),
         (16, 16, 3),
     ),
-    bug("argmax", "max pooling, to the whole window, wide", lambda x: F.max_pool1d(x, 2), pool_everywhere, (8, 16, 128)),
     bug(
-        "border",
+        "mask",
+        "max pooling, to the whole window, wide",
+        lambda x: F.max_pool1d(x, 2),
+        pool_everywhere,
+        (8, 16, 128),
+    ),
+    bug(
+        "duplicates",
         "reflected border cropped, wide",
         lambda x: F.pad(x, (2, 2), mode="reflect"),
         lambda g, y, x: g[..., 2:-2],
         (64, 200),
     ),
     bug("duplicates", "lookup, repeated rows overwritten, wide", looked_up, looked_up_overwritten, (500, 64)),
-    bug("uneven", "means of segments, counts forgotten, wide", segment_means, segment_sums_backward, (120, 64)),
+    bug(
+        "elsewhere",
+        "means of segments, counts forgotten, wide",
+        segment_means,
+        segment_sums_backward,
+        (120, 64),
+    ),
     bug("chain", "gated unit, silu differentiated as sigmoid, wide", gated, gated_sigmoid, *[(64, 256)] * 2),
     bug("term", "recurrent cell, gate lacks the candidate, wide", cell, cell_backward, *[(32, 256)] * 3),
-    bug("uneven", "half spectrum, frequencies counted twice, wide", half_spectrum, half_spectrum_backward, (64, 256)),
+    bug(
+        "elsewhere",
+        "half spectrum, frequencies counted twice, wide",
+        half_spectrum,
+        half_spectrum_backward,
+        (64, 256),
+    ),
     cut("clipped without grad, wide", clipped, (64, 256)),
     cut("last state detached, wide", unrolled, (16, 256)),
 ]
