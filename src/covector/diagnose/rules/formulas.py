@@ -7,9 +7,9 @@ everything else has to agree at every element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -110,18 +110,19 @@ class _Found:
 
 def _is(values: Tensor, expressions: _Expressions) -> _Found | None:
     """The first expression that these values are a multiple of."""
-    for text, expression in expressions.items():
-        if not bool(expression.isfinite().all()) or not bool(expression.any()):
-            continue
-        size = expression.abs()
-        if float(size.max()) > (1 + 1e-3) * float(size.min()) or not text:
-            constant = float((values * expression).sum() / (expression**2).sum())
-            if constant and bool(
-                (
-                    (values - constant * expression).abs() <= _CLOSE * (values.abs() + abs(constant) * size)
-                ).all()
-            ):
-                return _Found(constant, text)
+    return _first(values, torch.stack([*expressions.values()]), [*expressions])
+
+
+def _first(values: Tensor, table: Tensor, names: Sequence[str]) -> _Found | None:
+    """The first row of a table that these values are a multiple of; only one without a name may be even."""
+    size = table.abs()
+    constants = (values * table).sum(1) / (table**2).sum(1)
+    room = _CLOSE * (values.abs() + constants.abs()[:, None] * size)
+    fits = table.isfinite().all(1) & ((values - constants[:, None] * table).abs() <= room).all(1)
+    varied = size.amax(1) > (1 + 1e-3) * size.amin(1)
+    for row in (fits & (constants != 0)).nonzero().flatten().tolist():
+        if bool(varied[row]) or not names[row]:
+            return _Found(float(constants[row]), names[row])
     return None
 
 
@@ -187,7 +188,9 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         )
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
-    second = [of_output(y), *(of_input(values, other) for other, values in others.items())]
+    second = of_output(y)
+    for other, values in others.items():
+        second |= of_input(values, other)
     if (wrong := _product(analytic - numeric, of_input(x, name), second)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}: a term of the product rule"
     return ""
@@ -210,18 +213,20 @@ _INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _product(values: Tensor, first: _Expressions, second: Iterable[_Expressions]) -> _Found | None:
+def _product(values: Tensor, first: _Expressions, second: _Expressions) -> _Found | None:
     """The product of two expressions that these values are a multiple of, small ones within noise."""
     size = values.abs().max()
     clear = values.abs() > 1e-3 * size
     if values[clear].unique().numel() < _LEAST:
         return None
-    for a, b in product(first.items(), chain.from_iterable(one.items() for one in second)):
-        both = a[1] * b[1]
-        found = _is(values[clear], {f"{a[0]} {b[0]}": both[clear]})
-        if found is not None and bool(((values - found.constant * both).abs() <= _CLOSE * size).all()):
-            return found
-    return None
+    table = torch.stack([*first.values()])[:, None] * torch.stack([*second.values()])
+    table = table.flatten(0, 1)
+    names = [f"{a} {b}" for a, b in product(first, second)]
+    found = _first(values[clear], table[:, clear], names)
+    if found is None:
+        return None
+    close = (values - found.constant * table[names.index(found.text)]).abs() <= _CLOSE * size
+    return found if bool(close.all()) else None
 
 
 def _pairs(s: Suspect) -> tuple[Tensor, Tensor]:
