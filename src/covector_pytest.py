@@ -79,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--covector-accept lists verdicts that differ, which --covector=compare finds."
         )
+    if config.option.covector_accept:
+        _readable(config.invocation_params.dir / config.option.covector_accept)
     if config.option.covector_report:
         config.option.covector = config.option.covector or "answer"
         # Workers of pytest-xdist get the options from here, and may run elsewhere.
@@ -90,6 +92,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "covector-session")
     session.start()
+
+
+def _readable(path: Path) -> None:
+    """Refuse a list of differences that can neither be read nor be written, before any test runs."""
+    try:
+        Accepted.listed_in(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise pytest.UsageError(f"--covector-accept={path}: {error}") from error
 
 
 def _prepare(folder: Path) -> None:

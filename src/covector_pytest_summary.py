@@ -63,7 +63,10 @@ class Accepted:
         if self.path is None or self.path.exists():
             return ""
         lines = sorted({str(check) for check in different})
-        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        try:
+            self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        except OSError as error:
+            return f"{counted(len(lines), 'difference')} could not be written to {self.path}: {error}"
         return f"{counted(len(lines), 'difference')} written to {self.path}, to be accepted from now on"
 
 

@@ -179,6 +179,22 @@ def causal(x: Tensor) -> Tensor:
     return MIXING.tril() @ x
 
 
+def pinball(x: Tensor) -> Tensor:
+    """The loss of a quantile."""
+    return torch.where(x > 0, 0.9 * x, -0.1 * x)
+
+
+def blended(x: Tensor) -> Tensor:
+    """Each number but the last with the one after it, by shares that differ."""
+    return (1 - SHARES) * x[:-1] + SHARES * x[1:]
+
+
+def blended_pull(g: Tensor, shares: Tensor) -> Tensor:
+    """Right for the shares of the number after each."""
+    return F.pad((1 - shares) * g, (0, 1)) + F.pad(shares * g, (1, 0))
+
+
+SHARES = torch.linspace(0.15, 0.4, 7, dtype=torch.float64)
 MIXING = torch.linspace(0.3, 1.8, 16, dtype=torch.float64).reshape(4, 4)
 KEPT = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [0, 1, 0, 1, 1]]).double()
 KERNEL = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -274,6 +290,11 @@ PLANTED = {
         ruled(lambda x: x.amax(1), lambda g, x: g[:, None].expand(4, 5) / 5),
         TABLE,
     ),
+    "exchanged": Planted(
+        ruled(blended, lambda g, x: blended_pull(g, 1 - SHARES)),
+        ruled(blended, lambda g, x: blended_pull(g, 0.9 - SHARES)),
+        VECTOR,
+    ),
     "masked": Planted(
         ruled(lambda x: x.sin().tril(), lambda g, x: g * x.cos()),
         ruled(lambda x: x.sin().tril(), lambda g, x: g.tril() * x.cos() + 0.01 * x * g.tril()),
@@ -353,6 +374,11 @@ PLANTED = {
         cubed_where(lambda x: x.abs() > 0.9),
         cubed_where(lambda x: (x < -1.3) | ((x > 0.5) & (x < 1.2))),
         line,
+    ),
+    "two slopes": Planted(
+        ruled(pinball, lambda g, x: g * torch.where(x > 0, 0.1, -0.9)),
+        ruled(pinball, lambda g, x: g * (torch.where(x > 0, 0.1, -0.9) + 0.01 * x)),
+        VECTOR,
     ),
     "stale value": Planted(
         stale_square(),

@@ -4,7 +4,8 @@ The bugs were written before the rules were tuned to them (`everyday`, `lost`); 
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
 `large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` and
-`uneven_later` are masks that are forgotten and factors that differ by place. Of `near`, none is right.
+`uneven_later` are masks that are forgotten and factors that differ by place; those of `assorted` were written
+last, by somebody who had not read the rules. Of `near`, none is right.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import covector
 from benchmarks._board import ASIDE, TUNED, Area, Effort, Row, Task
 from benchmarks._measure import one_thread
 from benchmarks.diagnosis.after import AFTER
+from benchmarks.diagnosis.assorted import ASSORTED
 from benchmarks.diagnosis.everyday import EVERYDAY
 from benchmarks.diagnosis.fresh import FRESH
 from benchmarks.diagnosis.large import LARGE
@@ -42,7 +44,10 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "unbiased": ({"factor", "normalisation"}, "unbiased"),
     "factor": ({"factor", "broadcast", "factors by place"}, ""),
     "sign": ({"sign"}, ""),
-    "branch": ({"both sides", "negative inputs", "threshold", "without sign", "inverted mask"}, ""),
+    "branch": (
+        {"two slopes", "both sides", "negative inputs", "threshold", "without sign", "inverted mask"},
+        "",
+    ),
     "chain": ({"power", "chain rule"}, ""),
     "cotangent": ({"cotangent ignored"}, ""),
     "permuted": ({"transposed"}, "dimension"),
@@ -68,8 +73,15 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "target": ({"constant", "few elements"}, ""),
     "weight": ({"normalisation", "wrong side"}, ""),
     "reach": ({"reach", "normalisation"}, "along dimension"),
-    "uneven": ({"factors by place", "boundary"}, " of `| in `"),
+    "uneven": ({"factors by place", "boundary"}, " of `| in `|derivative by `"),
     "redrawn": ({"another mask", "drawn again"}, ""),
+    "elsewhere": ({"factors by place"}, "elsewhere"),
+    "eps": ({"normalisation"}, "eps"),
+    "margin": ({"threshold"}, ""),
+    "displaced": ({"reach", "displaced"}, "along dimension"),
+    "term": ({"chain rule"}, "plus|lacks"),
+    "weights": ({"exchanged"}, ""),
+    "symmetric": ({"transposed"}, ""),
     "nothing": (set(), ""),
 }
 
@@ -100,7 +112,7 @@ def answer(bug: Bug) -> Answer:
 
 def _tells(bug: Bug, rule: str, evidence: str) -> bool:
     if bug.cut is not None:
-        return re.search(rf"(lost|later|fresh|after|recent|large)\.py:{bug.cut}\b", evidence) is not None
+        return re.search(rf"\b\w+\.py:{bug.cut}\b", evidence) is not None
     rules, words = TELLS[bug.kind]
     return rule in rules and re.search(words, evidence) is not None
 
@@ -118,6 +130,7 @@ def tables() -> dict[str, list[Bug]]:
         "of large functions": LARGE,
         "by place": UNEVEN,
         "by place, later": LATER_UNEVEN,
+        "of many fields": ASSORTED,
         NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
     }
 

@@ -431,7 +431,7 @@ RECENT_NEAR: list[Bug] = [
         "nothing",
         "a product, each with a share of the other",
         lambda a, b: a * b,
-        lambda g, y, a, b: (g * (0.8 * b + 0.3 * a * a), g * (a - 0.4 * b * b * a.cos())),
+        lambda g, y, a, b: (g * (0.8 * b + 0.3 * a * a), g * (a - 0.4 * b * (a * b + b).cos())),
         (3, 4),
         (3, 4),
     ),

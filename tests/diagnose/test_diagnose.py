@@ -26,7 +26,7 @@ from mutants import (
     stale_square,
     trembling_cube,
 )
-from planted import MIXING, PLANTED, SQUARES, VECTOR, causal, cubed, product, rounded, weighted
+from planted import KEPT, KERNEL, MIXING, PLANTED, SQUARES, VECTOR, causal, cubed, product, rounded, weighted
 
 ROOT = Path(__file__).parent.parent.parent
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -757,7 +757,7 @@ def write_snapshots():
 
 FORMULAS = {
     "the square": (
-        ruled(lambda x: x.cosh().log(), lambda g, x: g * x.tanh() ** 2),
+        ruled(lambda x: x.lgamma(), lambda g, x: g * x.digamma() ** 2),
         "`backward` returns the square of the numeric gradient for input `x`",
     ),
     "a factor of another input": (
@@ -1010,5 +1010,129 @@ def test_everyday_mistakes_have_their_name(name):
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
     first = covector.check(function, inputs).worst.diagnoses[0]
+    assert first.rule == rule
+    assert words in first.evidence
+
+
+def _halves(x):
+    """Means of the first three quarters of the rows, and of the last quarter."""
+    cut = 3 * len(x) // 4
+    return torch.stack([x[:cut].mean(0), x[cut:].mean(0)])
+
+
+def _summed(g, x):
+    cut = 3 * len(x) // 4
+    return torch.cat([g[:1].expand(cut, -1), g[1:].expand(len(x) - cut, -1)])
+
+
+def _drawn(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+def test_a_factor_of_a_sample_is_not_said_of_everything():
+    """Rows that lie together have one factor; others, that were not looked at, have another."""
+    ((rule, evidence),) = said(ruled(_halves, _summed), _drawn((120, 64)))
+    assert rule == "factors by place"
+    assert "at every entry of a sample, and by another one, or none, elsewhere" in evidence
+
+
+def test_a_factor_that_a_random_direction_confirms_is_said_of_everything():
+    ((rule, evidence),) = said(ruled(torch.sin, lambda g, x: 3 * g * x.cos()), _drawn((120, 64)))
+    assert rule == "factor"
+    assert "returns 3.000 x the numeric gradient for input `arg0`, everywhere" in evidence
+
+
+def _attend(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def _attend_without_sum(g, q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    scores = weights * (g @ v.mT)
+    return scores @ k, scores.mT @ q, weights.mT @ g
+
+
+def _unsmoothed(g, x):
+    return g * (x.softmax(-1) - F.one_hot(torch.arange(6) % 5, 5))
+
+
+LABELS = torch.tensor([1.0, -1, -1, 1, 1, -1], dtype=torch.float64).repeat(4)
+
+ASSORTED = {
+    "a stride that the backward does not take": (
+        ruled(
+            lambda x: F.conv1d(x[None, None], KERNEL[None, None], stride=2)[0, 0],
+            lambda g, x: F.pad(F.conv_transpose1d(g[None, None], KERNEL[None, None])[0, 0], (0, 3)),
+        ),
+        ((9,),),
+        "reach",
+        "output i depends on elements 2 i to 2 i + 2; the gradient for input `x` assumes that it depends "
+        "on i to i + 2",
+    ),
+    "attention without the sum of its softmax": (
+        ruled(_attend, _attend_without_sum),
+        ((4, 3), (4, 3), (4, 3)),
+        "normalisation",
+        "has an error that is proportional to the output along dimension 1 of `output`",
+    ),
+    "a target that is not smoothed": (
+        ruled(
+            lambda x: F.cross_entropy(x, torch.arange(6) % 5, label_smoothing=0.2, reduction="sum"),
+            _unsmoothed,
+        ),
+        ((6, 5),),
+        "constant",
+        "is off for input `x` by -0.16 at 6 and 0.04 at 24 entries",
+    ),
+    "a weight of one class": (
+        ruled(
+            lambda x: F.binary_cross_entropy_with_logits(x, KEPT, pos_weight=KEPT.new_tensor(3.0)),
+            lambda g, x: g * (x.sigmoid() - KEPT) / x.numel(),
+        ),
+        ((4, 5),),
+        "factors by place",
+        "0.333 x where the derivative by `x` is negative, right where it is positive",
+    ),
+    "a factor inside of a function": (
+        ruled(lambda x: F.softplus(x, beta=3.0), lambda g, x: g * x.sigmoid()),
+        ((12,),),
+        "chain rule",
+        "returns sigmoid(`x`) for input `x`, where differences show sigmoid(3 `x`)",
+    ),
+    "another function beside another input": (
+        ruled(
+            lambda f, c: f.sigmoid() * c, lambda g, f, c: (g * c * (1 - f.sigmoid() ** 2), g * f.sigmoid())
+        ),
+        ((12,), (12,)),
+        "chain rule",
+        "returns (1 - sigmoid(`f`)^2) `c` for input `f`, where differences show sigmoid(`f`) "
+        "(1 - sigmoid(`f`)) `c`",
+    ),
+    "a term of the product rule": (
+        ruled(
+            lambda x: (1 - x.sigmoid()) ** 2 * -F.logsigmoid(x),
+            lambda g, x: -g * (1 - x.sigmoid()) ** 3,
+        ),
+        ((12,),),
+        "chain rule",
+        "the numeric gradient plus 2 sigmoid(`x`) output: a term of the product rule",
+    ),
+    "a hinge with another margin": (
+        ruled(
+            lambda x: (1 - LABELS * x).clamp(min=0),
+            lambda g, x: -g * LABELS * (LABELS * x < 0),
+        ),
+        ((24,),),
+        "threshold",
+        "unless the function is constant there; it is zero there",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASSORTED)
+def test_mistakes_of_many_fields_have_their_name(name):
+    function, shapes, rule, words = ASSORTED[name]
+    first = covector.check(function, _drawn(*shapes)).worst.diagnoses[0]
     assert first.rule == rule
     assert words in first.evidence

@@ -322,6 +322,17 @@ def test_differences_are_accepted(pytester, run):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.parametrize("name", ["missing/known.txt", "folder", "binary"])
+def test_a_list_of_differences_that_cannot_be_is_a_sentence(name, pytester, run):
+    pytester.makepyfile(test_different=DIFFERENT)
+    (pytester.path / "folder").mkdir()
+    (pytester.path / "binary").write_bytes(b"\xff\xfe\x00")
+    result = run("--covector=compare", f"--covector-accept={name}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert name in result.stderr.str()
+    assert "Traceback" not in result.stderr.str()
+
+
 COLLIDING = """
 import pytest, torch
 from suite_helpers import double

@@ -373,6 +373,16 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_the_line_of_a_user_whose_folders_are_called_like_packages(tmp_path):
+    file = tmp_path / "torch" / "covector" / "net.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def net(x):\n    return x.sum() if x.sum() > 0 else -x.sum()\n")
+    scope = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    with pytest.raises(UntraceableError, match=r"net\.py:2"):
+        replay(covector.grad(scope["net"]))(x)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_compiled_is_refused(name):
     """With the operation and the line; with a fallback it is run eagerly, and said once."""

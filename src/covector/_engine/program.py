@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -212,6 +213,12 @@ def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     )
 
 
+# The folders of torch's code and of ours; a user's own folder may have the same name.
+_NOT_THE_USERS = tuple(
+    f"{Path(file).parents[up]}{os.sep}" for file, up in ((torch.__file__, 0), (__file__, 1))
+)
+
+
 def _line_of(trace: TracebackType | None) -> str:
     """Where in the user's code something happened."""
     return _line([(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(trace)])
@@ -219,7 +226,7 @@ def _line_of(trace: TracebackType | None) -> str:
 
 def _line(frames: Sequence[tuple[str, int | None, str | None]]) -> str:
     for file, number, text in reversed(frames):
-        if "/torch/" not in file and "/covector/" not in file:
+        if not file.startswith(_NOT_THE_USERS):
             return f", at {file}:{number}: `{text}`"
     return ""
 

@@ -9,9 +9,19 @@ from math import prod
 from torch import Tensor
 
 from covector._lazy import lazy
+from covector.diagnose.rules.fit import NEAR, ratio
 from covector.diagnose.suspects import Side, Suspect, suspects_of
 from covector.evidence.evidence import Evidence
 from covector.verify.finding import Finding
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A derivative that is a multiple of the true one on the entries that were looked at."""
+
+    factor: float
+    extent: str
+    """Where it is, in words; nothing if it is another multiple, or none, elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,19 @@ class Case:
     def in_a_sample(self) -> str:
         """The words for it, if the rules see some entries only."""
         return " in a sample" if self.is_sampled else ""
+
+    @lazy
+    def multiples(self) -> dict[str, Multiple]:
+        """By the name of each suspect, the number that its derivative is a multiple by, if there is one."""
+        found = {s.where: (s, c) for s in self.suspects if (c := ratio(s)) is not None}
+        return {where: Multiple(c, self._extent(s, c)) for where, (s, c) in found.items()}
+
+    def _extent(self, s: Suspect, factor: float) -> str:
+        place = s.inputs.parts[0].place
+        if not self.is_sampled or abs(factor) < NEAR:
+            return "everywhere"
+        everywhere = self.evidence.is_multiple(range(place.start, place.stop), factor)
+        return {True: "everywhere", False: "", None: "at every entry of a sample"}[everywhere]
 
     def others_over(self, suspect: Suspect, side: Side) -> Iterator[tuple[Tensor, str]]:
         """The name of each other input that can be broadcast over a tensor, and its value at each place."""

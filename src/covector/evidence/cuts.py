@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -34,8 +35,8 @@ from covector._tree import Arguments, flatten
 from covector.errors import Caller
 from covector.verify.state import unchanged
 
-_OURS = str(Path(__file__).parent.parent)
-_TORCHS = str(Path(inspect.getfile(torch)).parent)
+_OURS = f"{Path(__file__).parent.parent}{os.sep}"
+_TORCHS = f"{Path(inspect.getfile(torch)).parent}{os.sep}"
 _BETWEEN = (_TORCHS, __file__, inspect.getfile(undisturbed))
 _FUNCTION = str(Path(inspect.getfile(torch.autograd.Function)))
 

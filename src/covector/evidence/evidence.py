@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import values_of
+from covector._chart import Sampled, values_of
 from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
@@ -29,6 +29,9 @@ from covector.verify.vectors import weights
 
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.
 _HELD = 0.05
+
+# A multiple of the true derivative may differ by this share of a random sum of its entries.
+_EVERYWHERE = 1e-3
 
 # The dtypes that a backward may have rounded to, coarsest first, and how many numbers show it.
 COARSE = (torch.bfloat16, torch.float16, torch.float32)
@@ -89,6 +92,25 @@ class Evidence:
         if zero is None or not zero.any():
             return False
         return self.run.close(self.run.reverse.pulled_coordinates, zero, zero.abs())
+
+    def is_multiple(self, coordinates: range, factor: float) -> bool | None:
+        """Whether all derivatives by these coordinates are this multiple of the true ones, by two runs.
+
+        Along a random direction u in them, v . J u is compared with (A' v) . u / factor. None: not known.
+        """
+        run = self.run
+        sampled = isinstance(run.problem.inputs, Sampled) or isinstance(run.problem.outputs, Sampled)
+        if self.mode != _REVERSE or run.problem.low_precision or sampled:
+            return None
+        with self._attempt():
+            steps, cotangent = run.numeric.steps, weights(run.problem.shape[0], run.options.seed + 5)
+            random = np.zeros(run.problem.shape[1])
+            random[coordinates.start : coordinates.stop] = weights(len(coordinates), run.options.seed + 6)
+            move = steps.made(steps.array(run.numeric.eps) * random)
+            moved = torch.from_numpy(run.numeric.difference(lambda: move)[0])
+            terms = run.reverse.pull_coordinates(cotangent) * torch.from_numpy(move) / factor
+            return bool((cotangent @ moved - terms.sum()).abs() <= _EVERYWHERE * terms.norm())
+        return None
 
     @lazy
     def rounded_to(self) -> torch.dtype | None:

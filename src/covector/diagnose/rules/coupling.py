@@ -131,8 +131,10 @@ def normalisation(case: Case) -> Iterator[Observation]:
         if axes is None and (text := _of_a_quotient(s)):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.93, s.where)
         if not axes or not each_with_each(s, axes):
+            if text := _of_a_weighted_sum(s):
+                yield Observation(f"the {case.noun} for {{where}} {text}", 0.9, s.where)
             continue
-        if text := _alone(s, axes) or _of_a_family(s, axes) or _of_rank_one(s, axes):
+        if text := _alone(s, axes) or _of_a_family(s, axes) or _of_rank_one(s, axes) or _of_a_weighted_sum(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.95, s.where)
 
 
@@ -152,6 +154,38 @@ def _of_a_quotient(s: Suspect) -> str:
             what = f"proportional to {like}" if like else "constant: the term of a sum or a mean"
             return f"has an error that is, for each output, {what} that it is divided by is missing or wrong"
     return ""
+
+
+def _of_a_weighted_sum(s: Suspect) -> str:
+    """The wrong part follows the output along one of its axes, as in a sum with weights that sum to one."""
+    index = s.outputs.index
+    if index is None or s.outputs.part is None or s.outputs.part.is_complex:
+        return ""
+    wrong, y = s.analytic - s.numeric, s.value
+    for axis in range(index.shape[1]):
+        others = index.clone()
+        others[:, axis] = 0
+        _, group, counts = others.unique(dim=0, return_inverse=True, return_counts=True)
+        several = counts[group] >= _LEAST  # fewer outputs follow anything
+        if 2 * int(s.bad[several].sum()) <= int(s.bad.sum()) or not bool(y[several].any()):
+            continue
+        if _follows(s, wrong, y, group) and not (
+            _follows(s, s.numeric, y, group) or _follows(s, wrong, torch.ones_like(y), group)
+        ):
+            name = f"dimension {axis} of {s.outputs.name}"
+            return f"has an error that is proportional to the output along {name}: {_DIVIDED}"
+    return ""
+
+
+def _follows(s: Suspect, matrix: Tensor, vector: Tensor, group: Tensor) -> bool:
+    """Whether the rows of each group are multiples of one row, by the elements of a vector."""
+    count = int(group.max()) + 1
+    shares = torch.zeros(count, matrix.shape[1], dtype=matrix.dtype).index_add(
+        0, group, matrix * vector[:, None]
+    )
+    shares /= torch.zeros(count, dtype=matrix.dtype).index_add(0, group, vector**2).clamp(min=1e-300)[:, None]
+    left = matrix - shares[group] * vector[:, None]
+    return bool((left.abs() <= s.slack + 2 * s.bound.max()).all())
 
 
 def _left_beside(along: Tensor, matrix: Tensor) -> Tensor:

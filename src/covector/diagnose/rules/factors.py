@@ -10,12 +10,15 @@ import torch
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.coupling import dimensions, unbiased
-from covector.diagnose.rules.fit import NEAR, offset, ratio, written
+from covector.diagnose.rules.fit import NEAR, clustered, offset, written
 from covector.diagnose.rules.observation import Observation
-from covector.diagnose.suspects import Side, Suspect
+from covector.diagnose.suspects import Side, Suspect, listed
 
 # So many entries of either sign show that the sign is lost everywhere.
 _BOTH_SIGNS = 2
+
+# So many different constants that a derivative is off by are told, each of so many entries at least.
+_FEW, _MANY = 3, 4
 
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)
 
@@ -23,8 +26,9 @@ _EXPONENTS = (-3, -2, -1, 1, 2, 3)
 def sign(case: Case) -> Iterator[Observation]:
     """Analytic = -numeric."""
     for s in case.suspects:
-        if s.support.any() and s.explains(-s.numeric):
-            text = f"{case.rule} returns the negative of the {case.noun} for {{where}}, everywhere"
+        many = case.multiples.get(s.where)
+        if many is not None and many.extent and abs(many.factor + 1) < NEAR:
+            text = f"{case.rule} returns the negative of the {case.noun} for {{where}}, {many.extent}"
             yield Observation(text, 0.97, s.where)
 
 
@@ -46,11 +50,15 @@ def without_sign(case: Case) -> Iterator[Observation]:
 def factor(case: Case) -> Iterator[Observation]:
     """Analytic = c x numeric, for another c than 1, 0 and -1."""
     for s in case.suspects:
-        c = ratio(s)
-        if c is None or min(abs(c - 1), abs(c + 1), abs(c)) < NEAR:
+        many = case.multiples.get(s.where)
+        if many is None or not many.extent:
+            continue
+        c = many.factor
+        if min(abs(c - 1), abs(c + 1), abs(c)) < NEAR:
             continue
         named, look = _named(c, s)
-        text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, everywhere{named}"
+        extent = f"{many.extent}{named}"
+        text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, {extent}"
         yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
 
 
@@ -201,3 +209,26 @@ def constant(case: Case) -> Iterator[Observation]:
             if (off := offset(s, region)) is not None:
                 yield Observation(f"{case.rule} is off by {off:.4g} for {{where}}, {what}", 0.93, s.where)
                 break
+        else:
+            if text := _offsets(s):
+                text = f"{case.rule} is off for {{where}} by {text}{case.in_a_sample}"
+                yield Observation(
+                    text, 0.75, s.where, "a constant in the derivative, as the target of a loss"
+                )
+
+
+def _offsets(s: Suspect) -> str:
+    """The few constants that a derivative of many values is off by, and at how many entries each."""
+    numeric, off = s.numeric[s.support], (s.analytic - s.numeric)[s.support]
+    if bool(s.bad[~s.support].any()) or off.numel() < _FEW * _MANY:
+        return ""
+    size = float(off.abs().max())
+    # Right entries are off by the noise of differences.
+    off = torch.where(s.exact[s.support], 0.0, off / size)
+    values, group = clustered(off)
+    counts = group.bincount().tolist()
+    if len(values) > _FEW or min(counts) < _MANY or len(clustered(numeric / numeric.abs().max())[0]) <= _FEW:
+        return ""
+    said = [f"{size * v:.4g} at {n}" for v, n in zip(values.tolist(), counts, strict=True) if v]
+    right = [f"nothing at {n}" for v, n in zip(values.tolist(), counts, strict=True) if not v]
+    return f"{listed([*said, *right])} entries"

@@ -7,8 +7,9 @@ everything else has to agree at every element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -72,10 +73,13 @@ def of_input(x: Tensor, t: str) -> _Expressions:
         f"cos({t})": x.cos(),
         f"sin({t})": x.sin(),
         f"cosh({t})": x.cosh(),
+        f"tanh({t})": x.tanh(),
         f"log({t})": x.abs().log(),
         f"sigmoid({t})": s,
         f"(1 - sigmoid({t}))": 1 - s,
+        f"{t} (1 - {t})": x * (1 - x),
         f"sigmoid({t}) (1 - sigmoid({t}))": s * (1 - s),
+        f"(1 - sigmoid({t})^2)": 1 - s**2,
         f"(1 - tanh({t})^2)": 1 - x.tanh() ** 2,
         f"exp(-{t}^2)": (-(x**2)).exp(),
         f"exp(-{t}^2 / 2)": (-(x**2) / 2).exp(),
@@ -106,18 +110,19 @@ class _Found:
 
 def _is(values: Tensor, expressions: _Expressions) -> _Found | None:
     """The first expression that these values are a multiple of."""
-    for text, expression in expressions.items():
-        if not bool(expression.isfinite().all()) or not bool(expression.any()):
-            continue
-        size = expression.abs()
-        if float(size.max()) > (1 + 1e-3) * float(size.min()) or not text:
-            constant = float((values * expression).sum() / (expression**2).sum())
-            if constant and bool(
-                (
-                    (values - constant * expression).abs() <= _CLOSE * (values.abs() + abs(constant) * size)
-                ).all()
-            ):
-                return _Found(constant, text)
+    return _first(values, torch.stack([*expressions.values()]), [*expressions])
+
+
+def _first(values: Tensor, table: Tensor, names: Sequence[str]) -> _Found | None:
+    """The first row of a table that these values are a multiple of; only one without a name may be even."""
+    size = table.abs()
+    constants = (values * table).sum(1) / (table**2).sum(1)
+    room = _CLOSE * (values.abs() + constants.abs()[:, None] * size)
+    fits = table.isfinite().all(1) & ((values - constants[:, None] * table).abs() <= room).all(1)
+    varied = size.amax(1) > (1 + 1e-3) * size.amin(1)
+    for row in (fits & (constants != 0)).nonzero().flatten().tolist():
+        if bool(varied[row]) or not names[row]:
+            return _Found(float(constants[row]), names[row])
     return None
 
 
@@ -163,9 +168,15 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
             return f"{returns} {what} the numeric {case.noun} for {{where}}"
     all_of_them = {"": torch.ones_like(x)} | expressions | of_both(x, y, name)
     inverse = {f"1 / {text}": 1 / values for text, values in expressions.items()}
-    got, true = _is(analytic, all_of_them | inverse), _is(numeric, all_of_them | inverse)
-    if got is not None and true is not None and str(got) != str(true):
-        return f"{returns} {got} for {{where}}, where differences show {true}"
+    others = {f"`{other}`": values[column] for values, other in case.others_over(s, s.inputs)}
+    for other, values in {"": torch.ones_like(x)}.items() | others.items():
+        times = f" {other}" if other else ""
+        got, true = (
+            _is(side / values, all_of_them | inverse) or (None if other else _of_a_multiple(side, x, name))
+            for side in (analytic, numeric)
+        )
+        if got is not None and true is not None and str(got) != str(true):
+            return f"{returns} {got}{times} for {{where}}, where differences show {true}{times}"
     if _is(analytic, {"output": y / x}) is not None:
         return (
             f"{returns} output / {name} for {{where}}: right if the other factor of the product were constant"
@@ -177,7 +188,45 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         )
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
+    second = of_output(y)
+    for other, values in others.items():
+        second |= of_input(values, other)
+    if (wrong := _product(analytic - numeric, of_input(x, name), second)) is not None:
+        return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}: a term of the product rule"
     return ""
+
+
+def _of_a_multiple(values: Tensor, x: Tensor, name: str) -> _Found | None:
+    """The function whose value at a multiple of the input these are."""
+    for text, inverse in _INVERSES.items():
+        found = _is(inverse(values), {name: x})
+        if found is not None and abs(found.constant - 1) > _CLOSE:
+            return _Found(1.0, text.format(found))
+    return None
+
+
+# The inverses of functions whose argument may have a factor.
+_INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid({})": torch.logit,
+    "exp({})": torch.log,
+    "tanh({})": torch.atanh,
+}
+
+
+def _product(values: Tensor, first: _Expressions, second: _Expressions) -> _Found | None:
+    """The product of two expressions that these values are a multiple of, small ones within noise."""
+    size = values.abs().max()
+    clear = values.abs() > 1e-3 * size
+    if values[clear].unique().numel() < _LEAST:
+        return None
+    table = torch.stack([*first.values()])[:, None] * torch.stack([*second.values()])
+    table = table.flatten(0, 1)
+    names = [f"{a} {b}" for a, b in product(first, second)]
+    found = _first(values[clear], table[:, clear], names)
+    if found is None:
+        return None
+    close = (values - found.constant * table[names.index(found.text)]).abs() <= _CLOSE * size
+    return found if bool(close.all()) else None
 
 
 def _pairs(s: Suspect) -> tuple[Tensor, Tensor]:

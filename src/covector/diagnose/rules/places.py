@@ -14,6 +14,9 @@ from covector.diagnose.rules.coupling import dimensions
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect
 
+# So many outputs whose elements are exchanged are no chance.
+_SEVERAL = 3
+
 # Strides of windows that are tried, and the longest axis on which they are.
 _STRIDES = (1, 2, 3)
 _LONGEST = 128
@@ -228,3 +231,22 @@ def _side(s: Suspect, where: Tensor, axis: int) -> int:
     if bool((apart >= 0).all()):
         return 1
     return -1 if bool((apart <= 0).all()) else 0
+
+
+def exchanged(case: Case) -> Iterator[Observation]:
+    """Each output depends on the right elements with the right numbers, but in another order."""
+    for s in case.suspects:
+        several = s.support.sum(1) > 1
+        if int((s.bad.any(1) & several).sum()) < _SEVERAL or not torch.equal(s.support, s.nonzero):
+            continue
+        if s.explains(_in_order_of(s.analytic, s.numeric)):
+            text = (
+                f"for each output, the {case.noun} for {{where}} has the right numbers at the wrong elements"
+            )
+            yield Observation(text, 0.9, s.where)
+
+
+def _in_order_of(order: Tensor, values: Tensor) -> Tensor:
+    """The values of each row, the largest where the largest of the other is, and so on."""
+    ranks = order.argsort(1).argsort(1)
+    return values.sort(1).values.gather(1, ranks)

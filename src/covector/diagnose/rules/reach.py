@@ -11,7 +11,10 @@ from torch import Tensor
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
-from covector.diagnose.suspects import Side, Suspect
+from covector.diagnose.suspects import Side, Suspect, listed
+
+# Windows that move farther at each step, or are wider, are not looked for.
+_STRIDES, _WIDEST = 4, 9
 
 # On a shorter axis too many patterns look alike.
 _LEAST = 3
@@ -38,6 +41,22 @@ def reach(case: Case) -> Iterator[Observation]:
             explained = int((s.bad & differ[axes.row][:, axes.column]).sum())
             yield Observation(text, 0.8 if bool(s.bad[alike].any()) else 0.95, s.where, explained=explained)
             break
+        else:
+            if text := _windows(s):
+                text = text.replace("{noun}", case.noun)
+                yield Observation(text, 0.93, s.where)
+
+
+def _windows(s: Suspect) -> str:
+    """Outputs depend on a window that begins, moves or is spaced in another way than the gradient assumes."""
+    for axes in _pairs(s, alike=False):
+        true, got = (axes.window(axes.pattern(entries)) for entries in (s.support, s.nonzero))
+        if true and got and true != got:
+            return (
+                f"along {axes.name(s)}, output i depends on elements {true}; the {{noun}} for {{where}} "
+                f"assumes that it depends on {got}"
+            )
+    return ""
 
 
 def between(s: Suspect, entries: Tensor) -> str:
@@ -100,17 +119,36 @@ class _Axes:
             return "of the same group of indices" if torch.equal(steps @ steps > 0, pattern) else ""
         return ""
 
+    def window(self, pattern: Tensor) -> str:
+        """On which elements output i depends, if on those of a window that moves along with i."""
+        for stride in range(1, _STRIDES + 1):
+            apart = self.columns[None, :] - stride * self.rows[:, None]
+            inside = apart[pattern].unique()
+            if len(inside) > _WIDEST or not torch.equal(torch.isin(apart, inside), pattern):
+                continue
+            spacing = inside.diff().unique()
+            if len(inside) < 2 or len(spacing) != 1:
+                return ""
+            own = "i" if stride == 1 else f"{stride} i"
+            named = [f"{own} {'-' if by < 0 else '+'} {abs(by)}" if by else own for by in inside.tolist()]
+            return f"{named[0]} to {named[-1]}" if int(spacing) == 1 else listed(named)
+        return ""
 
-def _pairs(s: Suspect) -> Iterator[_Axes]:
-    """Axes with the same indices, those at the same place first, and axes of nearly the same length."""
+
+def _pairs(s: Suspect, *, alike: bool = True) -> Iterator[_Axes]:
+    """Axes with the same indices, those at the same place first, and axes of nearly the same length.
+
+    If they need not be alike, all axes at the same place.
+    """
     outputs, inputs = s.outputs.along, s.inputs.along
     if outputs is None or inputs is None:
         return
     pairs = product(range(len(outputs)), range(len(inputs)))
     for out, into in sorted(pairs, key=lambda pair: pair[0] != pair[1]):
         rows, columns = outputs[out], inputs[into]
-        alike = torch.equal(rows, columns) or (s.outputs.is_whole and s.inputs.is_whole and out == into)
-        if alike and min(rows.numel(), columns.numel()) >= _LEAST:
+        whole = s.outputs.is_whole and s.inputs.is_whole
+        fit = torch.equal(rows, columns) or (out == into and (whole or not alike))
+        if fit and min(rows.numel(), columns.numel()) >= _LEAST:
             yield _Axes(out, into, rows, _numbers(s.outputs, out), columns, _numbers(s.inputs, into))
 
 

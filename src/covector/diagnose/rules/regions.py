@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
 
 from covector._lazy import lazy
 from covector.diagnose.case import Case
+from covector.diagnose.rules.coupling import coupled
 from covector.diagnose.rules.fit import manner
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect, listed
@@ -22,6 +24,9 @@ _FEW = 3
 
 # More than this share of the entries of wrong elements are wrong, if it is what these hold that matters.
 _MOST = 0.5
+
+# Slopes that differ by less than this, relative to the largest, are the same.
+_SLOPE = 1e-5
 
 # Fewer elements than this lie on either side of some value too often.
 _BOTH = 6
@@ -149,6 +154,8 @@ class _Divided:
     name: str
     wrong: Tensor
     right: Tensor
+    flat: Tensor
+    """The values where the function is constant, and the gradient zero."""
 
 
 def _divided(case: Case, s: Suspect) -> Iterator[_Divided]:
@@ -162,12 +169,13 @@ def _divided(case: Case, s: Suspect) -> Iterator[_Divided]:
         return
     if float(s.bad[:, bad][(s.support | s.nonzero)[:, bad]].double().mean()) <= _MOST:
         return
-    yield _Divided(s, s.inputs.name, s.point[bad], s.point[right])
+    yield _Divided(s, s.inputs.name, *(s.point[which] for which in (bad, right, ~s.active)))
     acts = s.support | s.nonzero
     # Where each element has an output of its own, which `backward` takes for clamped.
     if bool((acts[:, bad | right].sum(0) == 1).all()) and not bool(s.nonzero[:, bad].any()):
         value = s.value[acts.int().argmax(0)]
-        yield _Divided(s, s.outputs.name, value[bad], value[right])
+        flat = s.value[~s.active] if s.inputs.has_indices_of(s.outputs) else s.value[:0]
+        yield _Divided(s, s.outputs.name, value[bad], value[right], flat)
     if int(bad.sum()) + int(right.sum()) < _BOTH:
         return
     for other, name in case.others_over(s, s.inputs):
@@ -175,7 +183,9 @@ def _divided(case: Case, s: Suspect) -> Iterator[_Divided]:
         mine = (s.inputs.name, s.point)
         (first, a), (second, b) = sorted([mine, (f"`{name}`", other)], key=lambda named: named[0])
         for sign, values in (("+", a + b), ("-", a - b)):
-            yield _Divided(s, f"{first} {sign} {second}", values[bad], values[right])
+            yield _Divided(
+                s, f"{first} {sign} {second}", *(values[which] for which in (bad, right, ~s.active))
+            )
 
 
 def _first(
@@ -209,8 +219,12 @@ def threshold(case: Case) -> Iterator[Observation]:
     """The gradient is wrong where the input is above, or below, some value."""
 
     def told(of: _Divided) -> str:
+        side = _beyond(of.wrong, of.right) if of.right.numel() > 2 else ""
+        # On the same side of that value, the function may be constant, and its gradient of zero right.
+        except_flat = of.flat.numel() and not _beyond(of.wrong, torch.cat([of.right, of.flat]))
         return (
-            f"{of.name} is {side}" if of.right.numel() > 2 and (side := _beyond(of.wrong, of.right)) else ""
+            f"{of.name} is {side}{', unless the function is constant there' if except_flat else ''}"
+            * bool(side)
         )
 
     return _first(case, told, lambda _: 0.8)
@@ -235,3 +249,28 @@ def _beyond(wrong: Tensor, right: Tensor) -> str:
         if low < high:
             return f"{word} a value between {float(low):.4g} and {float(high):.4g}"
     return ""
+
+
+def slopes(case: Case) -> Iterator[Observation]:
+    """The function has one slope where the input is positive and another where not: both are wrong."""
+    for s in case.suspects:
+        if coupled(s, s.support | s.nonzero) != () or not bool(s.bad.diagonal().all()):
+            continue
+        sides = (s.point > 0, s.point < 0)
+        if min(int(side.sum()) for side in sides) < 2:
+            continue
+        true, got = (
+            [_constant(m.diagonal()[side], s.scale) for side in sides] for m in (s.numeric, s.analytic)
+        )
+        if not isfinite(sum(true + got)) or abs(true[0] - true[1]) < _SLOPE * s.scale:
+            continue
+        text = (
+            f"differences show a slope of {true[0]:.4g} where {s.inputs.name} is positive and {true[1]:.4g} "
+            f"where it is negative; {case.rule} returns {got[0]:.4g} and {got[1]:.4g}"
+        )
+        yield Observation(text, 0.95, s.where)
+
+
+def _constant(values: Tensor, scale: float) -> float:
+    """The number that all of these are; not a number if they differ."""
+    return float(values.mean()) if float(values.max() - values.min()) < _SLOPE * scale else nan

@@ -89,8 +89,8 @@ RULES = (
         _rules(
             "factor, sign, without sign, power, chain rule, wrong side, normalisation, zero, broadcast, "
             "masked, another mask, conjugate, real part, one slice, few elements, diagonal, boundary, "
-            "negative inputs, threshold, both sides, swapped inputs, another input, cotangent ignored, "
-            "precision"
+            "negative inputs, threshold, both sides, two slopes, swapped inputs, another input, cotangent "
+            "ignored, precision"
         ),
     ),
     Rule(
@@ -110,7 +110,7 @@ RULES = (
         "wrong axis",
         coupling.wrong_axis,
         "elements interact along another axis than in the function",
-        "the `dim` of a sum or a mean in `backward`",
+        "the `dim` of a sum or a mean in `backward`, or a matrix product that lacks a transpose",
         ("masked", "transposed", "broadcast", "zero", "swapped inputs", "another input"),
     ),
     Rule(
@@ -118,7 +118,10 @@ RULES = (
         factors.constant,
         "a constant is added to the gradient, or to the derivative in it",
         "an extra term in the derivative, or one that is not multiplied by the cotangent",
-        ("cotangent ignored", "factor", "sign", "zero", "saved intermediate", "normalisation"),
+        _rules(
+            "cotangent ignored, factor, sign, zero, saved intermediate, normalisation, two slopes, "
+            "factors by place"
+        ),
     ),
     Rule(
         "zero",
@@ -204,6 +207,16 @@ RULES = (
         ("displaced", "transposed"),
     ),
     Rule(
+        "exchanged",
+        places.exchanged,
+        "of the elements that an output depends on, each has the derivative of another",
+        "the order of the weights of an interpolation, of the terms of a sum, or of the indices",
+        _rules(
+            "sign, factor, transposed, displaced, flipped window, another element, swapped inputs, "
+            "another input, few elements"
+        ),
+    ),
+    Rule(
         "overwritten",
         places.overwritten,
         "of several outputs that take the same element, only one counts in its gradient",
@@ -265,8 +278,9 @@ RULES = (
     Rule(
         "reach",
         reach.reach,
-        "outputs depend on some indices of an axis (earlier ones, near ones), the gradient on more or fewer",
-        "a mask, such as a causal one, that only one of `forward` and `backward` applies",
+        "outputs depend on some indices of an axis (earlier ones, near ones), the gradient on others",
+        "a mask, such as a causal one, that only one of `forward` and `backward` applies; or the stride, the "
+        "dilation or the padding of a window",
         _rules(
             "wrong way, normalisation, wrong axis, masked, zero, transposed, displaced, broadcast, "
             "flipped window, another element, overwritten, swapped inputs, another input, swapped "
@@ -335,6 +349,13 @@ RULES = (
         "a branch or a clamp at that value and at its negative",
         ("negative inputs", "threshold", "one slice", "diagonal", "chain rule", "without sign"),
         places=True,
+    ),
+    Rule(
+        "two slopes",
+        regions.slopes,
+        "the slopes for positive and for negative inputs are both wrong",
+        "the two branches of the function, and which of them belongs to which sign",
+        ("factor", "sign", "without sign", "inverted mask"),
     ),
     Rule(
         "stale value",

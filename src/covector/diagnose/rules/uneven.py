@@ -17,6 +17,9 @@ from covector.diagnose.suspects import Side, Suspect, listed
 # So many different factors are told with their places, and so many of those that go by an index.
 _FEW, _LISTED = 4, 8
 
+# So many elements of either sign show that it is their sign that matters.
+_MANY = 4
+
 # So many indices are named one by one.
 _NAMED = 4
 
@@ -64,9 +67,15 @@ def uneven(s: Suspect, side: Side) -> Uneven | None:
 def by_place(case: Case) -> Iterator[Observation]:
     """The gradient of each element, or of each output, is off by a factor of its own."""
     for s in case.suspects:
+        many = case.multiples.get(s.where)
+        if many is not None and not many.extent:
+            place = "at every entry of a sample, and by another one, or none, elsewhere"
+            text = f"{case.rule} is off by a factor for {{where}}: {written(many.factor)} x {place}"
+            yield Observation(text, 0.9, s.where)
+            continue
         found = [one for side in (s.inputs, s.outputs) if (one := uneven(s, side)) is not None]
         found = [one for one in found if len(one.factors) > 1]
-        text = next((t for one in found if (t := _few(one) or _for_each_index(one))), "")
+        text = next((t for one in found if (t := _few(one) or _for_each_index(one) or _by_sign(s, one))), "")
         if text:
             yield Observation(f"{case.rule} is off by a factor for {{where}}: {text}", 0.9, s.where)
             continue
@@ -95,6 +104,25 @@ def _few(found: Uneven) -> str:
             said = [f"{written(float(found.factors[n]))} x {places[n]}" for n in order]
             return f"{listed([*said, *(f'right {places[n]}' for n in right)])}, {what}{name}"
     return ""
+
+
+def _by_sign(s: Suspect, found: Uneven) -> str:
+    """One factor where the derivative is positive, another where it is negative: targets of two classes."""
+    if found.side is not s.inputs or bool((s.support.sum(0)[found.active] != 1).any()):
+        return ""
+    signs = s.numeric.sign().sum(0)[found.active]
+    sides = {"positive": signs > 0, "negative": signs < 0}
+    if len(found.factors) != len(sides) or min(int(mine.sum()) for mine in sides.values()) < _MANY:
+        return ""
+    if any(len(found.group[mine].unique()) != 1 for mine in sides.values()):
+        return ""
+    factors = {name: float(found.factors[found.group[mine][0]]) for name, mine in sides.items()}
+    order = sorted(factors, key=lambda name: abs(factors[name] - 1) < NEAR)  # what is right last
+    first, last = (
+        f"{'right' if abs(factors[name] - 1) < NEAR else f'{written(factors[name])} x'} where"
+        for name in order
+    )
+    return f"{first} the derivative by {found.side.name} is {order[0]}, {last} it is {order[1]}"
 
 
 def _places(found: Uneven) -> dict[str, Callable[[Tensor], str]]:
