@@ -1,13 +1,18 @@
 """Verdicts without what a report says about them."""
 
-from collections.abc import Callable
-
 import pytest
 
 from covector import api
+from covering import THOROUGH
 
 
 @pytest.fixture
-def unexplained(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Once it is called, failures are not explained, which takes half of the time of a check that fails."""
-    return lambda: monkeypatch.setattr(api, "_explained", lambda run, findings: findings)
+def explained() -> None:
+    """For tests that read what a report says about a failure, among others that do not."""
+
+
+@pytest.fixture
+def unexplained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are not explained, which takes half of the time of a check that fails; in the sweep they are."""
+    if not THOROUGH and "explained" not in request.fixturenames:
+        monkeypatch.setattr(api, "_explained", lambda run, findings: findings)
