@@ -791,7 +791,7 @@ MIXED_EVERY = 5
 
 
 def designed() -> Iterator[tuple[str, str, str]]:
-    """What `make test` runs of all compositions of all cases: two pairs of a case, other ones of the next.
+    """What `make test` runs of all compositions of cases: two pairs of a case, others of the next.
 
     `test_each_transform_of_each_case` has every transform of every case. A deviation of torch.func is met once
     for each case that it is listed for.
@@ -818,7 +818,7 @@ COMPOSITIONS = [
 
 
 def test_the_design_has_every_pair_often_and_every_deviation() -> None:
-    """What is left to the sweep is met elsewhere; each pair is also met with torch.func inside and outside."""
+    """What is left to the sweep is met elsewhere; each pair also with torch.func inside and outside."""
     plain = [row for row in DESIGN if deviation(BY_NAME[row[0]], *row[1:]) is None]
     times = Counter(tuple(pair) for _, *pair in plain)
     assert set(times) == set(PAIRS)

@@ -13,6 +13,6 @@ def explained() -> None:
 
 @pytest.fixture
 def unexplained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failures are not explained, which takes half of the time of a check that fails; in the sweep they are."""
+    """Failures are not explained, which is half of the work of a check that fails; in the sweep they are."""
     if not THOROUGH and "explained" not in request.fixturenames:
         monkeypatch.setattr(api, "_explained", lambda run, findings: findings)
