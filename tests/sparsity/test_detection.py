@@ -17,8 +17,8 @@ from covector.sparsity.detect import detect
 from covector.sparsity.rules.table import FAMILIES, RULES
 from covector.transforms._door import accept_differentiable, check_primals, runner
 
-# Points whose Jacobians are united: enough for a choice among four to have gone every way. Where the first ones
-# have the same entries, there is no choice.
+# Points whose Jacobians are united: enough for a choice among four to have gone every way.
+# Where the first ones have the same entries, there is no choice.
 POINTS, FIRST = 30, 8
 
 

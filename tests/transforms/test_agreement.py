@@ -793,8 +793,8 @@ MIXED_EVERY = 5
 def designed() -> Iterator[tuple[str, str, str]]:
     """What `make test` runs of all compositions of cases: two pairs of a case, others of the next.
 
-    `test_each_transform_of_each_case` has every transform of every case. A deviation of torch.func is met once
-    for each case that it is listed for.
+    `test_each_transform_of_each_case` has every transform of every case. A deviation of torch.func is met
+    once for each case that it is listed for.
     """
     for number, case in enumerate(CASES):
         for place in (number, number + len(PAIRS) // 2):
