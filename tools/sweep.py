@@ -62,6 +62,7 @@ THOROUGH = (
     "tests/verify/test_holes.py",
     "tests/verify/test_judgement.py",
     "tests/verify/test_mutants.py",
+    "tests/verify/test_sparse.py",
     "tests/verify/test_verdict_laws.py",
 )
 KINDS = (Kind("sweep", 1), Kind("not sweep", 4, THOROUGH))
