@@ -24,6 +24,8 @@ from covector import Report
 from covering import examples
 from watched import marks
 
+pytestmark = pytest.mark.usefixtures("all_unexplained")
+
 # Outcomes, as a report gives them.
 PASSED, FAILED = "passed", "failed"
 
