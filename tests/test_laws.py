@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:torch"),
 ]
 
-FEW, MANY = examples(3), examples(25)
+FEW, MANY = examples(2), examples(12)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 real_cases = pytest.mark.parametrize("case", [case for case in CASES if not case.complex], ids=str)

@@ -65,7 +65,7 @@ THOROUGH = (
     "tests/verify/test_sparse.py",
     "tests/verify/test_verdict_laws.py",
 )
-KINDS = (Kind("sweep", 1), Kind("not sweep", 4, THOROUGH))
+KINDS = (Kind("sweep", 1), Kind("not sweep", 10, THOROUGH))
 
 
 @dataclass(frozen=True)
