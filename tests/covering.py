@@ -12,6 +12,7 @@ from hypothesis import settings
 
 # How many times as many examples `make sweep` draws.
 _TIMES = int(os.environ.get("EXAMPLES", "1"))
+THOROUGH = _TIMES > 1
 
 
 def examples(count: int) -> settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils import _pytree as registry
 import covector
 from cases import CASES, Case
 from covector._chart import Chart
-from covering import examples, paired
+from covering import covered, examples
 from watched import marks
 
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:torch"),
 ]
 
-FEW, MANY = examples(3), examples(25)
+FEW, MANY = examples(2), examples(12)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 real_cases = pytest.mark.parametrize("case", [case for case in CASES if not case.complex], ids=str)
@@ -155,7 +156,15 @@ VERBS: dict[str, Callable[[Case, Any], Any]] = {
 REAL_INPUTS = ("jacrev", "jacfwd", "hessian")
 
 
-@pytest.mark.parametrize(("case", "verb", "tracked"), paired(CASES, list(VERBS), [False, True]), ids=str)
+def is_fourth(case: Case, verb: str, tracked: bool) -> bool:
+    """Every second case of a verb, of which every second one is tracked; the rest is left to the sweep."""
+    half, odd = divmod(CASES.index(case) + list(VERBS).index(verb), 2)
+    return not odd and tracked == (half % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "verb", "tracked"), covered(product(CASES, VERBS, [False, True]), is_fourth), ids=str
+)
 def test_inputs_are_bit_identical_afterwards(case: Case, verb: str, tracked: bool) -> None:
     """Values, version counter, requires_grad, grad and the inputs' own identity stay as they were."""
     primals = case.primals()

@@ -116,8 +116,14 @@ def parsed(path):
     return ast.parse(path.read_text())
 
 
+@cache
+def walked(tree):
+    """All nodes of a module, which several tests go through."""
+    return list(ast.walk(tree))
+
+
 def imported_names(path):
-    for node in ast.walk(parsed(path)):
+    for node in walked(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

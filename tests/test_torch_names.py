@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from test_rooms import SOURCE, imported_names, modules, parsed, room_of
+from test_rooms import SOURCE, imported_names, modules, parsed, room_of, walked
 
 # Private names of Python's own: named tuples, and the frame of the caller.
 OF_PYTHON = {"_replace", "_getframe"}
@@ -34,7 +34,7 @@ def names_in(statement):
 
 def defined(tree):
     """The names that a module and its classes define, and the attributes that methods set on `self`."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Module | ast.ClassDef):
             for statement in node.body:
                 yield from names_in(statement)
@@ -63,7 +63,7 @@ LOOKS_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "getattr_s
 
 def used_attributes(tree):
     """The attributes that a module uses of others, also by their name as a string."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         names = []
         if isinstance(node, ast.Attribute) and not (is_own(node) and node.attr in OF_TORCH):
             yield node.attr
@@ -94,7 +94,7 @@ def foreign(trees):
 
 def errors_in(tree):
     """The names of exceptions: what is caught, and arguments of that name or type."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ExceptHandler) and node.name:
             yield node.name
         elif isinstance(node, ast.arg):
@@ -125,9 +125,9 @@ def has_text(expression, errors):
 def matched_texts(tree):
     """The places where a module looks into the text of an error, or has the words of a warning."""
     errors = set(errors_in(tree))
-    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    assigned = (node for node in walked(tree) if isinstance(node, ast.Assign))
     texts = {ast.unparse(node.targets[0]) for node in assigned if has_text(node.value, errors)}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         parts = []
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn | ast.Eq):
             parts = [node.left, *node.comparators]

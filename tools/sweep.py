@@ -56,8 +56,16 @@ class Kind:
     files: tuple[str, ...] = ()
 
 
-# Laws are tests of `make test` as well, with fewer examples.
-KINDS = (Kind("sweep", 1), Kind("not sweep", 4, ("tests/test_laws.py", "tests/verify/test_verdict_laws.py")))
+# Tests of `make test` as well, there with fewer examples, and without an explanation of each failure.
+THOROUGH = (
+    "tests/test_laws.py",
+    "tests/verify/test_holes.py",
+    "tests/verify/test_judgement.py",
+    "tests/verify/test_mutants.py",
+    "tests/verify/test_sparse.py",
+    "tests/verify/test_verdict_laws.py",
+)
+KINDS = (Kind("sweep", 1), Kind("not sweep", 10, THOROUGH))
 
 
 @dataclass(frozen=True)

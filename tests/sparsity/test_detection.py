@@ -18,7 +18,8 @@ from covector.sparsity.rules.table import FAMILIES, RULES
 from covector.transforms._door import accept_differentiable, check_primals, runner
 
 # Points whose Jacobians are united: enough for a choice among four to have gone every way.
-POINTS = 30
+# Where the first ones have the same entries, there is no choice.
+POINTS, FIRST = 30, 8
 
 
 def dense_jacobian(function, x):
@@ -38,10 +39,14 @@ def dense_jacobian(function, x):
 def true_pattern(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return covector.SparsityPattern.of(
-            sum((dense_jacobian(case.function, case.at(seed)).abs() > 1e-13).int() for seed in range(POINTS))
-            > 0
-        )
+        found = [entries(case, seed) for seed in range(FIRST)]
+        if not all(torch.equal(one, found[0]) for one in found):
+            found += [entries(case, seed) for seed in range(FIRST, POINTS)]
+    return covector.SparsityPattern.of(torch.stack(found).any(0))
+
+
+def entries(case, seed):
+    return dense_jacobian(case.function, case.at(seed)).abs() > 1e-13
 
 
 def problem(function, *args):

@@ -385,6 +385,7 @@ def product(x):
     return (x.sin() * x).sum()
 
 
+@pytest.mark.sweep  # test_inside_compile.py has each of them
 @pytest.mark.filterwarnings("ignore")
 def test_torch_compile():
     """Compiled code that calls our transforms gives the same results as eager code."""

@@ -15,6 +15,8 @@ from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckErro
 from covector.verify.finding import Outcome
 from covering import covered
 
+pytestmark = pytest.mark.usefixtures("unexplained")
+
 DOUBLE, SINGLE, COMPLEX = torch.float64, torch.float32, torch.complex128
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
 BETWEEN = "not differentiable here; the analytic value lies between the one-sided slopes"
@@ -212,6 +214,7 @@ COARSE = {
 
 @pytest.mark.parametrize(("function", "inputs"), COARSE.values(), ids=COARSE.keys())
 @each_mode
+@pytest.mark.usefixtures("explained")
 def test_precision_that_does_not_suffice_is_no_failure(function, inputs, mode):
     """Float32-only functions and half precision: passed or inconclusive, never failed."""
     report = report_of(function, inputs, **mode)
@@ -385,6 +388,7 @@ def test_outside_the_domain(function, inputs, where, mode):
         covector.gradcheck(function, inputs, **mode)
 
 
+@pytest.mark.usefixtures("explained")
 def test_a_nan_gradient_of_a_smooth_function_is_a_failure():
     """Only the derivative is NaN: that is wrong, not a matter of the domain."""
     wrong = custom(torch.sin, lambda x, g: g * torch.where(x > 0, x.cos(), torch.nan))
@@ -952,6 +956,7 @@ def test_all_kinds_of_code_that_are_wrong(name):
     assert report.worst.mismatches, str(report)
 
 
+@pytest.mark.usefixtures("explained")
 def test_a_large_function_without_vmap_in_fast_mode():
     """Probing and narrowing down work by a loop, too."""
     x = random(100)

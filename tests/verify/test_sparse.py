@@ -23,10 +23,12 @@ from sparse_cases import BOTH, DTYPES, IN, KINDS, MASKED, OPERATIONS, OUT, Case,
 from sparse_faults import FACTOR, FAULTS, dense, multiplied, pattern_of
 from sparse_table import decorated, exists, original, verdict, written
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*:UserWarning:torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*:UserWarning:torch"),
+    pytest.mark.usefixtures("unexplained"),
+]
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["real", "complex"])
 each_masked = pytest.mark.parametrize("masked", MASKED, ids=["masked", "unmasked"])
 each_side = pytest.mark.parametrize("side", ["in", "out", "both"])
 
@@ -62,9 +64,7 @@ def test_what_torch_has_passes(operation, kind, dtype, masked):
         assert (ours is True) == (exists(case) and case.follows)
 
 
-@each_kind
-@each_dtype
-@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+@pytest.mark.parametrize(("kind", "dtype", "fast"), paired(list(KINDS), DTYPES, [False, True]), ids=str)
 def test_a_gradient_that_is_masked_and_one_that_is_not(kind, dtype, fast):
     """Each is right under one rule, as in torch; `x` leaves elements out."""
     if "batch" in kind:  # torch has no to_dense of it with a derivative

@@ -24,6 +24,8 @@ from covector import Report
 from covering import examples
 from watched import marks
 
+pytestmark = pytest.mark.usefixtures("all_unexplained")
+
 # Outcomes, as a report gives them.
 PASSED, FAILED = "passed", "failed"
 
@@ -434,7 +436,7 @@ def wrong_entries(map: Map, rule: Rule) -> set[tuple[int, int]]:
 
 @each_speed
 @each_structure
-@examples(4)
+@examples(2)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SINGLE), rule=rules)
 def test_one_entry_off_by_twice_what_is_allowed_fails_and_is_named(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -455,7 +457,7 @@ def test_one_entry_off_by_twice_what_is_allowed_fails_and_is_named(
 
 @each_speed
 @each_structure
-@examples(5)
+@examples(2)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SINGLE, *SEVERAL), rule=rules)
 def test_entries_off_by_half_of_what_is_allowed_pass(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -468,7 +470,7 @@ def test_entries_off_by_half_of_what_is_allowed_pass(
 
 @each_speed
 @each_structure
-@examples(3)
+@examples(2)
 @given(way=ways, mode=modes, data=st.data(), fault=faults(*SEVERAL), rule=rules)
 def test_several_wrong_entries_fail_and_no_right_one_is_named(
     way: str, structure: str, fast: bool, mode: dict[str, Any], data: st.DataObject, fault: Fault, rule: Rule
@@ -499,7 +501,7 @@ def test_a_small_entry_is_not_hidden_by_large_ones(scale: float, mode: dict[str,
 
 
 @each_speed
-@examples(8)
+@examples(4)
 @given(way=ways, map=maps(), rule=rules)
 def test_what_is_right_passes_in_both_modes_at_once(way: str, fast: bool, map: Map, rule: Rule) -> None:
     """Without a fault every check of the report passes, and nothing is named."""
@@ -509,7 +511,7 @@ def test_what_is_right_passes_in_both_modes_at_once(way: str, fast: bool, map: M
 
 
 @each_mode
-@examples(6)
+@examples(3)
 @given(map=maps(), fault=faults(*SINGLE), rule=rules)
 def test_only_the_mode_that_is_wrong_fails(mode: dict[str, Any], map: Map, fault: Fault, rule: Rule) -> None:
     """With a wrong pullback and a right push, or the other way round, the report says which."""
@@ -544,7 +546,7 @@ def verdict(function: Any, inputs: Any, rule: Rule, **keywords: Any) -> str:
 
 
 @each_mode
-@examples(3)
+@examples(2)
 @given(map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_does_not_depend_on_how_the_function_is_written(
     mode: dict[str, Any], map: Map, fault: Fault, rule: Rule, share: float
@@ -561,7 +563,7 @@ def test_the_verdict_does_not_depend_on_how_the_function_is_written(
 
 
 @each_speed
-@examples(5)
+@examples(2)
 @given(
     way=batched_or_not,
     map=maps(),
@@ -581,7 +583,7 @@ def test_the_verdict_does_not_depend_on_the_seed(
 
 @each_speed
 @each_mode
-@examples(4)
+@examples(2)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_does_not_depend_on_whether_it_is_raised(
     way: str, mode: dict[str, Any], fast: bool, map: Map, fault: Fault, rule: Rule, share: float
@@ -600,7 +602,7 @@ def test_the_verdict_does_not_depend_on_whether_it_is_raised(
 
 
 @each_speed
-@examples(5)
+@examples(2)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares, cut=st.integers(0, 150))
 def test_the_verdict_does_not_depend_on_an_input_that_is_split(
     way: str, fast: bool, map: Map, fault: Fault, rule: Rule, share: float, cut: int
@@ -617,7 +619,7 @@ def test_the_verdict_does_not_depend_on_an_input_that_is_split(
         assert named(one) == named(two)
 
 
-@examples(8)
+@examples(4)
 @given(way=batched_or_not, map=maps(), fault=every_fault, rule=rules, share=shares)
 def test_the_verdict_is_that_of_torch_where_entries_are_compared_one_by_one(
     way: str, map: Map, fault: Fault, rule: Rule, share: float
@@ -635,7 +637,7 @@ def test_the_verdict_is_that_of_torch_where_entries_are_compared_one_by_one(
 
 @each_speed
 @each_mode
-@examples(4)
+@examples(2)
 @given(
     way=batched_or_not,
     map=maps(),
@@ -683,7 +685,7 @@ def antiderivative(core: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 
 @each_speed
-@examples(4)
+@examples(2)
 @given(way=batched_or_not, map=maps(), fault=faults(*SINGLE), rule=rules)
 def test_the_second_order_has_the_same_rule(way: str, fast: bool, map: Map, fault: Fault, rule: Rule) -> None:
     """Of the derivative of a backward: twice what is allowed fails and is named, half of it passes."""
@@ -712,7 +714,7 @@ ODD = torch.tensor([-0.0, 1e-310, 1 / 3, 1e17, -1e-9], dtype=torch.float64)
 
 @each_speed
 @each_mode
-@examples(5)
+@examples(2)
 @given(way=ways, map=maps(), fault=every_fault, share=shares, closes=st.booleans(), raises=st.booleans())
 def test_inputs_are_bit_identical_afterwards(
     way: str,
