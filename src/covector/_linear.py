@@ -314,7 +314,10 @@ class Pushforward(LinearMap):
         return True
 
     def _without_rule(self, error: NotImplementedError) -> None:
-        operation = messages.missing_forward_rule(error)
+        if isinstance(error, forward.WrongInBatches):
+            operation: str | None = f"{error.operation} that is right in nested batches"
+        else:
+            operation = messages.missing_forward_rule(error)
         if operation is None:
             raise error
         self._go_around(operation, another_way(error) or nullcontext())

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
+from covector._engine.constants import named
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
 from covector._tree import Evaluation
@@ -141,6 +143,40 @@ def _primal(tensor: Tensor) -> Tensor:
     return tensor if tangent is None else primal
 
 
+class WrongInBatches(NotImplementedError):
+    """The forward-mode rule of this operation gives wrong numbers where it is."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(operation)
+        self.operation = operation
+
+
+# Operations whose forward-mode rule solves with the factors of a matrix. Where these are of one batch and the
+# tangents of another one inside it, torch's kernel takes the wrong factors (torch 2.13). `graph` has the nodes
+# whose backward does the same.
+_FACTORED = frozenset(named("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet", "eig", "eigvals"))
+
+
+class _NoFactors:
+    """Inside, an operation is refused whose rule would take the wrong factors."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        torch._C._push_on_torch_function_stack(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._pop_torch_function_stack()
+
+    def __torch_function__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if operation in _FACTORED:
+            raise WrongInBatches(operation.__name__)
+        return operation(*args, **kwargs) if kwargs else operation(*args)
+
+
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
     inner, moving = list(leaves), dict(zip(chosen, tangents, strict=True))
     with levels.JvpLevel() as level:
@@ -151,7 +187,9 @@ def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents:
             elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 # One that is not strided stays as it is, as a tensor that the function captures does.
                 inner[index] = levels.wrap(leaf, number)
-        return _parted(run(inner), number)
+        with _NoFactors() if levels.nested_batches() else nullcontext():
+            evaluation = run(inner)
+        return _parted(evaluation, number)
 
 
 def _ordinary(leaf: Any) -> Any:
