@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import linear
 
 from covector._engine import levels
 from covector._engine.compiled import is_transform, tracing
 from covector._engine.reverse import Run
+from covector._engine.twice import named
 from covector._lazy import Remembered
 from covector._tree import Evaluation
 
@@ -213,12 +213,6 @@ def _reciprocal(operation: Operation, args: Arguments, position: int, tangent: T
 
 def _layer(operation: Operation, args: Arguments, position: int, tangent: Tensor) -> Tensor | None:
     return linear(tangent, args[1]) if position == 0 else None
-
-
-def named(*names: str) -> list[Any]:
-    """The functions and methods of torch's with these names."""
-    rooms = (torch, Tensor, torch.linalg, functional)
-    return [getattr(room, name) for name in names for room in rooms if hasattr(room, name)]
 
 
 _RULES: dict[Any, Rule] = {
