@@ -26,12 +26,12 @@ def differentiable_attention() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
-class DifferentiableDistances(TorchFunctionMode):
-    """Inside, a distance is the norm of a difference."""
+class Substitutes(TorchFunctionMode):
+    """Inside, a distance is the norm of a difference, and factors are multiplied to be solved with."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
-        return _DISTANCES.get(function, function)(*args, **(kwargs or {}))
+        return _SUBSTITUTES.get(function, function)(*args, **(kwargs or {}))
 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
@@ -43,7 +43,17 @@ def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
     return torch.linalg.vector_norm(input[first] - input[second], p, dim=-1)
 
 
-_DISTANCES: dict[Any, Any] = {torch.cdist: _cdist, torch.pdist: _pdist}
+def _lu_solve(
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False, out: None = None
+) -> Tensor:
+    permutation, lower, upper = torch.lu_unpack(LU, pivots)
+    matrix = permutation @ lower @ upper
+    matrix = matrix.mH if adjoint else matrix
+    whole = B.expand(*matrix.shape[:-2], *B.shape[-2:]) if matrix.dim() > B.dim() else B
+    return torch.linalg.solve(matrix, whole, left=left)
+
+
+_SUBSTITUTES: dict[Any, Any] = {torch.cdist: _cdist, torch.pdist: _pdist, torch.linalg.lu_solve: _lu_solve}
 
 
 def named(*names: str) -> list[Any]:
@@ -114,4 +124,4 @@ def another_way(error: Exception) -> AbstractContextManager[Any] | None:
     text = text_of(error)
     if names_fused_attention(text):
         return differentiable_attention()
-    return DifferentiableDistances() if names_distances(text) else None
+    return Substitutes() if names_distances(text) else None
