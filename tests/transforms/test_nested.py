@@ -155,3 +155,35 @@ def test_what_is_gone_around_is_said() -> None:
     """The warning names the operation."""
     with pytest.warns(ForwardModeWarning, match="no forward-mode rule for linalg_solve that can be nested"):
         vmap(covector.jacfwd(FUNCTIONS["solve"]))(POINTS)
+
+
+# Whose backward solves with factors, in one way each.
+SOLVING = ("solve", "factors")
+
+
+def test_a_compiled_derivative_in_a_batch() -> None:
+    """Inside torch.compile, where no graph can be looked at, the batched backward is right as well."""
+
+    def all_of_them(points: Tensor) -> list[Tensor]:
+        return [vmap(covector.jacrev(FUNCTIONS[name]))(points) for name in SOLVING]
+
+    torch._dynamo.reset()
+    found = torch.compile(all_of_them, fullgraph=True, backend="aot_eager")(POINTS)
+    for name, jacobians in zip(SOLVING, found, strict=True):
+        expected = torch.stack([rows(FUNCTIONS[name], x) for x in POINTS])
+        torch.testing.assert_close(jacobians.detach(), expected.detach())
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_factors_that_are_compiled(left: bool, adjoint: bool) -> None:
+    """What stands for `lu_solve` inside torch.compile takes its keywords, and right sides of fewer axes."""
+    matrices = torch.stack([matrix(x) for x in POINTS])
+    factors, pivots = torch.linalg.lu_factor(matrices)
+
+    def solved(side: Tensor) -> Tensor:
+        return torch.linalg.lu_solve(factors, pivots, side, left=left, adjoint=adjoint).sin().sum()
+
+    torch._dynamo.reset()
+    gradient = torch.compile(covector.grad(solved), fullgraph=True, backend="eager")(matrices[0])
+    torch.testing.assert_close(gradient, covector.grad(solved)(matrices[0]))
