@@ -20,7 +20,7 @@ from covector._engine import forward, graph, levels, messages, reverse, scopes
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import is_exporting, tracing
 from covector._engine.constants import without_zeros
-from covector._engine.twice import another_way, differentiable_attention
+from covector._engine.twice import NoRightRule, another_way, differentiable_attention
 from covector._engine.watch import always_recording
 from covector._images import Directions, Gathered, Pace, Steady, Tensors, joined, released
 from covector._tree import Arguments, Evaluation
@@ -314,7 +314,8 @@ class Pushforward(LinearMap):
         return True
 
     def _without_rule(self, error: NotImplementedError) -> None:
-        operation = messages.missing_forward_rule(error)
+        lacking = error.operation if isinstance(error, NoRightRule) else None
+        operation = lacking or messages.missing_forward_rule(error)
         if operation is None:
             raise error
         self._go_around(operation, another_way(error) or nullcontext())
@@ -326,6 +327,8 @@ class Pushforward(LinearMap):
         try:
             with setting:
                 linear = Linearized(self._caller, self._run, self._arguments)
+        except NoRightRule:  # of a push around this one
+            raise
         except RuntimeError as error:
             raise UnsupportedError(
                 f"{self._caller}: torch has no forward-mode rule for {operation}, and the pullback, which "

@@ -388,7 +388,9 @@ DEVIATIONS = (
         pairs(
             "grad/hessian jacrev/hessian vjp/hessian linearize/hessian vmap/hessian "
             "grad/linearize jacrev/linearize vjp/linearize jacfwd/linearize hessian/linearize "
-            "linearize/linearize jvp/linearize"
+            "linearize/linearize jvp/linearize vmap/jacfwd "
+            "grad/jacfwd jacrev/jacfwd vjp/jacfwd jacfwd/jacfwd hessian/jacfwd linearize/jacfwd jvp/jacfwd "
+            "grad/jvp jacrev/jvp vjp/jvp jacfwd/jvp hessian/jvp linearize/jvp jvp/jvp"
         ),
         "wrong",
         RIGHT,
@@ -427,7 +429,10 @@ DEVIATIONS = (
     ),
     Deviation(
         ("layer_norm",),
-        pairs("jacfwd/linearize"),
+        pairs(
+            "jacfwd/linearize grad/jacfwd jacrev/jacfwd vjp/jacfwd jacfwd/jacfwd linearize/jacfwd jvp/jacfwd "
+            "grad/jvp jacrev/jvp vjp/jvp jacfwd/jvp linearize/jvp jvp/jvp"
+        ),
         "wrong",
         RIGHT,
         "the forward formula of native_layer_norm has its statistics as constants",
@@ -436,7 +441,7 @@ DEVIATIONS = (
         ("layer_norm",),
         pairs(
             "grad/hessian jacrev/hessian jacfwd/hessian hessian/hessian jvp/hessian vjp/hessian "
-            "linearize/hessian hessian/jacrev hessian/jvp hessian/linearize grad/linearize "
+            "linearize/hessian hessian/jacrev hessian/jacfwd hessian/jvp hessian/linearize grad/linearize "
             "jacrev/linearize jvp/linearize vjp/linearize linearize/linearize"
         ),
         "wrong",
@@ -726,8 +731,14 @@ def is_every_other(case: Case, transform: str) -> bool:
 
 
 # What torch.func returns here cannot be differentiated again: its forward formulas write in place into
-# what reverse mode saved.
-UNCONNECTED = (("while_loop", "hessian"), ("deviation", "hessian"), ("norm", "hessian"))
+# what reverse mode saved, or solve with factors as if they were constants.
+UNCONNECTED = (
+    ("while_loop", "hessian"),
+    ("deviation", "hessian"),
+    ("norm", "hessian"),
+    ("log_determinant", "jvp"),
+    ("log_determinant", "jacfwd"),
+)
 
 
 @pytest.mark.parametrize(

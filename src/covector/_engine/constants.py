@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import linear
 
 from covector._engine import levels
 from covector._engine.compiled import is_transform, tracing
 from covector._engine.reverse import Run
+from covector._engine.twice import named
 from covector._lazy import Remembered
 from covector._tree import Evaluation
 
@@ -215,17 +215,11 @@ def _layer(operation: Operation, args: Arguments, position: int, tangent: Tensor
     return linear(tangent, args[1]) if position == 0 else None
 
 
-def _named(*names: str) -> list[Any]:
-    """The functions and methods of torch's with these names."""
-    rooms = (torch, Tensor, torch.linalg, functional)
-    return [getattr(room, name) for name in names for room in rooms if hasattr(room, name)]
-
-
 _RULES: dict[Any, Rule] = {
-    **dict.fromkeys(_named("add"), _sum),  # the operators of Python arrive as these methods
-    **dict.fromkeys(_named("sub", "subtract"), _difference),
-    **dict.fromkeys(_named("mul", "multiply", "dot", "vdot", "inner", "matmul"), _product),
-    **dict.fromkeys(_named("div", "divide", "true_divide"), _quotient),
+    **dict.fromkeys(named("add"), _sum),  # the operators of Python arrive as these methods
+    **dict.fromkeys(named("sub", "subtract"), _difference),
+    **dict.fromkeys(named("mul", "multiply", "dot", "vdot", "inner", "matmul"), _product),
+    **dict.fromkeys(named("div", "divide", "true_divide"), _quotient),
     Tensor.__rdiv__: _reciprocal,
     linear: _layer,
 }
@@ -237,14 +231,14 @@ _OUT_OF_PLACE: dict[Any, Any] = {
 }
 # Measured on ten numbers, with zeros in memory these take a tenth to a half of the time.
 _WITH_ZEROS = (
-    _named("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2")
-    + _named("xlogy", "pow", "__pow__", "__rpow__", "prelu", "addcmul", "addcdiv", "addmm", "addmv", "addr")
-    + _named("addbmm", "baddbmm", "cross", "solve", "dist", "cosine_similarity", "layer_norm", "group_norm")
-    + _named("rms_norm")
+    named("maximum", "minimum", "fmax", "fmin", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2")
+    + named("xlogy", "pow", "__pow__", "__rpow__", "prelu", "addcmul", "addcdiv", "addmm", "addmv", "addr")
+    + named("addbmm", "baddbmm", "cross", "solve", "dist", "cosine_similarity", "layer_norm", "group_norm")
+    + named("rms_norm")
 )
 _WAYS: dict[Any, Callable[[ConstantOperands, Operation, Arguments, Any], Tensor | None]] = {
     **dict.fromkeys(_RULES, ConstantOperands._by_rule),
-    **dict.fromkeys(_named("matmul"), ConstantOperands._of_vectors),
+    **dict.fromkeys(named("matmul"), ConstantOperands._of_vectors),
     **dict.fromkeys(_OUT_OF_PLACE, ConstantOperands._in_place),
     **dict.fromkeys(_WITH_ZEROS, ConstantOperands._with_zeros),
 }

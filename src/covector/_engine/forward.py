@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from covector._chart import is_strided, overlaps
 from covector._engine import levels
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
+from covector._engine.twice import RightRules
 from covector._tree import Evaluation
 from covector.errors import UnsupportedError
 
@@ -53,14 +55,15 @@ def push(
     """
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
-        if levels.active() or levels.dual_level_open() or _recorded((*inner, *tangents)):
-            return _push_on_level(run, inner, chosen, tangents)
+        again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))
+        if again or levels.active():
+            return _push_on_level(run, inner, chosen, tangents, again=again)
         pushed = _push_plain(run, list(inner), chosen, tangents)
         if not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.
-        return _push_on_level(run, inner, chosen, tangents)
+        return _push_on_level(run, inner, chosen, tangents, again=True)
 
 
 def raised_by_rule(error: BaseException) -> bool:
@@ -141,17 +144,23 @@ def _primal(tensor: Tensor) -> Tensor:
     return tensor if tangent is None else primal
 
 
-def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
+def _push_on_level(
+    run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor], *, again: bool
+) -> Pushed:
+    """The push on a nesting level; somebody may differentiate `again` what it gives."""
     inner, moving = list(leaves), dict(zip(chosen, tangents, strict=True))
     with levels.JvpLevel() as level:
         number = level.number
         for index, leaf in enumerate(inner):
             if index in moving:
-                inner[index] = _dual(leaf, moving[index])
+                # What works in place on both needs both in the same batches.
+                inner[index] = _dual(leaf, levels.in_batches_of(moving[index], (leaf,)))
             elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 # One that is not strided stays as it is, as a tensor that the function captures does.
                 inner[index] = levels.wrap(leaf, number)
-        return _parted(run(inner), number)
+        with RightRules() if again or levels.nested_batches() else nullcontext():
+            evaluation = run(inner)
+        return _parted(evaluation, number)
 
 
 def _ordinary(leaf: Any) -> Any:

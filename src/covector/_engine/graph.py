@@ -84,12 +84,17 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 _COMPILED = "torch._functorch._aot_autograd"
 
 # Nodes whose batching rule gives wrong numbers unless one of these operands is batched too (torch 2.13; found
-# by a sweep over torch's operators).
-_WRONG_IN_BATCHES = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
+# by a sweep over torch's operators). Factors may be in no batch, but not in one around the others.
+_WRONG_IN_BATCHES = {
+    "CdistBackward0": ("_saved_x1", "_saved_x2"),
+    "LinalgLuSolveBackward0": ("_saved_LU",),
+}
+_RIGHT_IN_ONE_BATCH = {"LinalgLuSolveBackward0"}
 
 # Nodes whose backward, while nothing is recorded, solves with the factors that were saved. Where these are of
 # one batch and the cotangents of another one inside it, torch's kernel takes the wrong factors (torch 2.13).
-_FACTORED = {"LinalgSolveExBackward0", "LinalgDetBackward0", "LinalgSlogdetBackward0"}
+# That of eigenvalues solves when it is recorded, and so does its own backward.
+_FACTORED = {f"Linalg{kind}Backward0" for kind in ("SolveEx", "Det", "Slogdet", "Eig")}
 
 # What torch calls the nodes of C++ Functions that are not its own.
 _OF_EXTENSIONS = "CppFunction"
@@ -224,8 +229,11 @@ def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]
     """Raise if a cotangent is batched where the operands of a node are not that cannot deal with it."""
     hidden = set[int]().union(*map(levels.batches, (*outputs, *cotangents)))
     for node in nodes(*outputs) if hidden else ():
-        operands = _WRONG_IN_BATCHES.get(type(node).__name__)
-        if operands and hidden.difference(*(levels.batches(getattr(node, name)) for name in operands)):
+        kind = type(node).__name__
+        known = [levels.batches(getattr(node, name)) for name in _WRONG_IN_BATCHES.get(kind, ())]
+        if not known or (kind in _RIGHT_IN_ONE_BATCH and not any(known)):
+            continue
+        if hidden.difference(*known):
             raise UnsupportedError(
                 f"torch's batching rule for {node.name()} gives wrong numbers where cotangents are "
                 "batched and its operands are not. Pull the cotangents back one by one, without vmap, "

@@ -22,6 +22,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from covector._engine.compiled import tracing
 
 _GRAD = stack.TransformType.Grad
+_BATCH = stack.TransformType.Vmap
 
 wrap = stack._wrap_for_grad
 unwrap = stack._unwrap_for_grad
@@ -72,6 +73,11 @@ def recording() -> bool:
     if innermost.level() == 1:
         return innermost.key() == _GRAD
     return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
+
+
+def nested_batches() -> bool:
+    """Whether there is a batching level inside another one."""
+    return sum(level.key() == _BATCH for level in stack.get_interpreter_stack() or ()) > 1
 
 
 def batches(tensor: Tensor) -> set[int]:

@@ -1,16 +1,19 @@
 """Operations whose kernel lacks a derivative, and others that compute the same and have every one.
 
 Fused attention has neither a forward-mode rule nor a second derivative. The distances of `cdist` and `pdist`
-have no second derivative either, and torch's batching rule for the first one of `cdist` is wrong.
+have no second derivative either, and torch's batching rule for the first one of `cdist` is wrong. The
+forward-mode rules of norms and of solving with a matrix are right by themselves only (torch 2.13).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -23,12 +26,12 @@ def differentiable_attention() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
-class DifferentiableDistances(TorchFunctionMode):
-    """Inside, a distance is the norm of a difference."""
+class Substitutes(TorchFunctionMode):
+    """Inside, a distance is the norm of a difference, and factors are multiplied to be solved with."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
-        return _DISTANCES.get(function, function)(*args, **(kwargs or {}))
+        return _SUBSTITUTES.get(function, function)(*args, **(kwargs or {}))
 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
@@ -40,7 +43,80 @@ def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
     return torch.linalg.vector_norm(input[first] - input[second], p, dim=-1)
 
 
-_DISTANCES: dict[Any, Any] = {torch.cdist: _cdist, torch.pdist: _pdist}
+def _lu_solve(
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False, out: None = None
+) -> Tensor:
+    permutation, lower, upper = torch.lu_unpack(LU, pivots)
+    matrix = permutation @ lower @ upper
+    matrix = matrix.mH if adjoint else matrix
+    whole = B.expand(*matrix.shape[:-2], *B.shape[-2:]) if matrix.dim() > B.dim() else B
+    return torch.linalg.solve(matrix, whole, left=left)
+
+
+_SUBSTITUTES: dict[Any, Any] = {torch.cdist: _cdist, torch.pdist: _pdist, torch.linalg.lu_solve: _lu_solve}
+
+
+def named(*names: str) -> list[Any]:
+    """The functions and methods of torch's with these names."""
+    rooms = (torch, Tensor, torch.linalg, functional)
+    return [getattr(room, name) for name in names for room in rooms if hasattr(room, name)]
+
+
+class NoRightRule(NotImplementedError):
+    """The forward-mode rule of this operation would give wrong numbers here."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(operation)
+        self.operation = f"{operation} that can be nested"
+
+
+class RightRules:
+    """Inside, forward mode may be differentiated again, or be in a batch inside another batch.
+
+    Norms are computed by operations whose rules are right there, too. What solves with a matrix is refused:
+    its rule takes the factors that were saved. These have no derivative of their own, and where they are of
+    one batch and the tangents of another one inside it, torch's kernel takes the wrong ones. `graph` has the
+    nodes whose backward solves so.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        torch._C._push_on_torch_function_stack(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._pop_torch_function_stack()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or what stands for it."""
+        if function in _FACTORED:
+            raise NoRightRule(function.__name__)
+        return _NORMS.get(function, function)(*args, **(kwargs or {}))
+
+
+_FACTORED = frozenset(
+    named("solve", "solve_ex", "tensorsolve", "lu_solve", "det", "slogdet", "logdet", "eig", "eigvals")
+)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    axes = list(range(-len(normalized_shape), 0))
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    centred = wide - wide.mean(axes, keepdim=True)
+    result = (centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()).to(input.dtype)
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias
+
+
+_NORMS = dict.fromkeys(named("layer_norm"), _layer_norm)
 
 
 def another_way(error: Exception) -> AbstractContextManager[Any] | None:
@@ -48,4 +124,4 @@ def another_way(error: Exception) -> AbstractContextManager[Any] | None:
     text = text_of(error)
     if names_fused_attention(text):
         return differentiable_attention()
-    return DifferentiableDistances() if names_distances(text) else None
+    return Substitutes() if names_distances(text) else None
