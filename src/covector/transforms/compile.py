@@ -196,7 +196,8 @@ class Compiled:
         return Plans(entry.plan for entry in entries if entry.plan is not None)
 
     def __repr__(self) -> str:
-        return f"<{self._caller}, {len(self.plans)} plans>"
+        count = len(self.plans)
+        return f"<{self._caller}, {count} plan{'' if count == 1 else 's'}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function, computed by the program for arguments like these."""

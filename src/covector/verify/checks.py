@@ -161,7 +161,12 @@ def linearity(run: CheckRun) -> Finding:
         reverse.odd = _odd_cotangent(run)
     if run.homogeneous and reverse.linear and (agreed or run.additive):
         return passed(name)
-    return failed(name, f"the backward is not linear in the cotangent: {_nonlinearity(run)}")
+    return failed(
+        name,
+        f"the backward is not linear in the cotangent: {_nonlinearity(run)}",
+        "Look in the backward for a clamp of grad_output, a threshold below which it counts as zero, or a "
+        "solver whose tolerance is absolute: make that relative to the size of grad_output.",
+    )
 
 
 def _nonlinearity(run: CheckRun) -> str:
