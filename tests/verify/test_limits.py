@@ -470,3 +470,34 @@ def test_a_bump_beside_steps_can_pass(fast: bool) -> None:
     stepped = ruled(lambda t: (bumpy(t) / 1e-8).round() * 1e-8, slope)
     assert passes(stepped, x.clone().requires_grad_(), fast_mode=fast)
     assert not passes(ruled(bumpy, slope), x.clone().requires_grad_(), fast_mode=fast)
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+def test_a_backward_whose_solver_has_an_absolute_tolerance_is_not_linear(relative: bool) -> None:
+    """A fixed point z = tanh(z / 4 + x): its backward sums a series up to a last term."""
+
+    class FixedPoint(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            z = torch.zeros_like(x)
+            for _ in range(60):
+                z = (z / 4 + x).tanh()
+            ctx.save_for_backward(1 - z * z)
+            return z
+
+        @staticmethod
+        def backward(ctx, grad):
+            (slope,) = ctx.saved_tensors
+            term, total = grad, grad
+            least = 1e-7 * float(grad.abs().max()) if relative else 1e-7
+            while float((term := term * slope / 4).abs().max()) > least:
+                total = total + term
+            return total * slope
+
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
+    report = covector.check(FixedPoint.apply, x)
+    assert torch.autograd.gradcheck(FixedPoint.apply, x)
+    assert bool(report) is relative
+    if not relative:
+        assert {finding.check for finding in report.findings if finding.outcome == "failed"} == {"linearity"}
+        assert "tolerance is absolute" in str(report)
