@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from covector_pytest_import import when_imported
-from covector_pytest_summary import EXPECTED, Accepted, Check, counted, summary
+from covector_pytest_summary import EXPECTED, Accepted, Check, counted, summary, write_differences
 
 OUTSIDE = "(outside a test)"
 WAYS = {"--covector": "answer", "--covector=compare": "compare"}
@@ -50,8 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--covector-accept",
         metavar="FILE",
-        help="with --covector=compare: verdicts that differ and are listed in this file are accepted; it is "
-        "written, with those of this run, if it is not there",
+        help="with --covector=compare: verdicts that differ and are listed in this file are accepted",
+    )
+    group.addoption(
+        "--covector-differences",
+        metavar="FILE",
+        help="with --covector=compare: write the verdicts that differ into this file, for --covector-accept",
     )
 
 
@@ -75,12 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.option.covector and "compare" in config.args and not Path("compare").exists():
         raise pytest.UsageError("there is no file compare; to compare, write --covector=compare.")
-    if config.option.covector_accept and config.option.covector != "compare":
-        raise pytest.UsageError(
-            "--covector-accept lists verdicts that differ, which --covector=compare finds."
-        )
-    if config.option.covector_accept:
-        _readable(config.invocation_params.dir / config.option.covector_accept)
+    _check_lists(config)
     if config.option.covector_report:
         config.option.covector = config.option.covector or "answer"
         # Workers of pytest-xdist get the options from here, and may run elsewhere.
@@ -94,14 +93,28 @@ def pytest_configure(config: pytest.Config) -> None:
     session.start()
 
 
-def _readable(path: Path) -> None:
-    """Refuse a list of differences that can neither be read nor be written, before any test runs."""
+def _check_lists(config: pytest.Config) -> None:
+    """Refuse lists of differences that cannot be read, or not be written, before any test runs."""
+    read, written = config.option.covector_accept, config.option.covector_differences
+    if (read or written) and config.option.covector != "compare":
+        raise pytest.UsageError(
+            f"--covector-{'accept' if read else 'differences'} is about verdicts that differ, which "
+            "--covector=compare finds."
+        )
     try:
-        Accepted.listed_in(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}")
+        if read:
+            Accepted.listed_in(config.invocation_params.dir / read)
+    except FileNotFoundError as error:
+        raise pytest.UsageError(
+            f"--covector-accept={read}: there is no such file. --covector-differences={read} writes the "
+            "verdicts that differ into it."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise pytest.UsageError(f"--covector-accept={path}: {error}") from error
+        raise pytest.UsageError(f"--covector-accept={read}: {error}") from error
+    path = config.invocation_params.dir / (written or "")
+    if written and (path.is_dir() or not path.parent.is_dir()):
+        what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise pytest.UsageError(f"--covector-differences={written}: {what}.")
 
 
 def _prepare(folder: Path) -> None:
@@ -417,8 +430,9 @@ class Session:
         accepted = Accepted.listed_in(self.config.invocation_params.dir / listed if listed else None)
         for line in summary(self.checks, self.ended, accepted):
             terminalreporter.write_line(line)
-        if written := accepted.write([check for check in self.checks if check.differs]):
-            terminalreporter.write_line(written)
+        if option.covector_differences:
+            path = self.config.invocation_params.dir / option.covector_differences
+            terminalreporter.write_line(write_differences(path, self.checks))
         if option.covector_report:
             terminalreporter.write_line(f"pages: {Path(option.covector_report) / 'index.html'}")
 

@@ -43,31 +43,25 @@ class Check:
 class Accepted:
     """The differences between covector and torch that a suite has agreed to, one on each line of a file."""
 
-    path: Path | None = None
     lines: frozenset[str] = frozenset()
 
     @classmethod
     def listed_in(cls, path: Path | None) -> Accepted:
-        """Those of a file, which need not be there yet."""
-        if path is None:
-            return cls()
-        return cls(
-            path, frozenset(path.read_text(encoding="utf-8").splitlines()) if path.exists() else frozenset()
-        )
+        """Those of a file."""
+        return cls() if path is None else cls(frozenset(path.read_text(encoding="utf-8").splitlines()))
 
     def __contains__(self, check: Check) -> bool:
         return str(check) in self.lines
 
-    def write(self, different: list[Check]) -> str:
-        """Write the file if it is not there; what to tell about it."""
-        if self.path is None or self.path.exists():
-            return ""
-        lines = sorted({str(check) for check in different})
-        try:
-            self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        except OSError as error:
-            return f"{counted(len(lines), 'difference')} could not be written to {self.path}: {error}"
-        return f"{counted(len(lines), 'difference')} written to {self.path}, to be accepted from now on"
+
+def write_differences(path: Path, checks: list[Check]) -> str:
+    """Write the verdicts that differ into a file; what to tell about it."""
+    lines = sorted({str(check) for check in checks if check.differs})
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        return f"{counted(len(lines), 'difference')} could not be written to {path}: {error}"
+    return f"{counted(len(lines), 'difference')} written to {path}"
 
 
 def summary(checks: list[Check], ended: Mapping[str, str], accepted: Accepted) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch.nn import Module
 
@@ -49,6 +48,8 @@ from covector.verify.run import CheckRun
 from covector.verify.second import backward_of, given_cotangents, random_cotangents
 from covector.verify.state import quiet, unchanged
 
+StopGradients: TypeAlias = Literal["fail", "constant"]
+
 
 @one_tuple_of_inputs
 def check(
@@ -70,7 +71,7 @@ def check(
     check_backward_ad: bool = True,
     fast_mode: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
-    stop_gradients: Literal["fail", "constant"] = "fail",
+    stop_gradients: StopGradients = "fail",
     probes: int | None = None,
     max_entries: int | None = None,
     masked: bool = False,
@@ -157,21 +158,11 @@ def check(
     else:
         caller, given = tensors_for_inputs(caller, as_tuple(inputs))
         arguments = arguments_of(caller, given, kwargs, argnums, argnames)
-    held: tuple[Cut, ...] = ()
-    if stop_gradients == "constant":
-        caller, held = held_at(caller, arguments)
-    elif stop_gradients != "fail":
-        raise ArgumentValueError(
-            f"{caller}: stop_gradients must be 'fail' or 'constant', got {stop_gradients!r}."
-        )
-    chosen = {"argnums": argnums, "argnames": argnames, "stop_gradients": "constant" if held else None}
+    caller, held = _held(caller, arguments, stop_gradients)
+    chosen = {"argnums": argnums, "argnames": argnames, **_written(held)}
     extra = {name: value for name, value in chosen.items() if value is not None}
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
-    report = _report(_check(caller, arguments, options), call)
-    if not held:
-        return report
-    lines = ", ".join(dict.fromkeys(f"{cut.how} at {cut.place}" for cut in held))
-    return replace(report, method=f"{report.method}; held constant: {lines}")
+    return _report(_check(caller, arguments, options), call, held=held)
 
 
 @one_tuple_of_inputs
@@ -193,6 +184,7 @@ def gradcheck(
     fast_mode: bool = False,
     masked: bool | None = None,
     kinks: Literal["fail", "pass"] = "fail",
+    stop_gradients: StopGradients = "fail",
     seed: int = 0,
     max_memory: int | str | None = None,
 ) -> bool:
@@ -233,9 +225,13 @@ def gradcheck(
     caller = caller_of("gradcheck", func)
     checked("gradcheck", options)
     caller, given = tensors_for_inputs(caller, as_tuple(inputs))
-    done = _check(caller, arguments_of(caller, given), options)
-    # A report takes as long to write as a small check to make; of a check that passes it is not read.
-    return done.right or _refuted(_report(done, Call("gradcheck", func, as_tuple(inputs))), raise_exception)
+    arguments = arguments_of(caller, given)
+    caller, held = _held(caller, arguments, stop_gradients)
+    done = _check(caller, arguments, options)
+    if done.right:  # a report takes as long to write as a small check to make
+        return True
+    call = Call("gradcheck", func, as_tuple(inputs), extra=_written(held))
+    return _refuted(_report(done, call, held=held), raise_exception)
 
 
 @one_tuple_of_inputs
@@ -258,6 +254,7 @@ def gradgradcheck(
     fast_mode: bool = False,
     masked: bool = False,
     kinks: Literal["fail", "pass"] = "fail",
+    stop_gradients: StopGradients = "fail",
     seed: int = 0,
     max_memory: int | str | None = None,
 ) -> bool:
@@ -307,7 +304,9 @@ def gradgradcheck(
             cotangents = given_cotangents(first, grad_outputs)
         backward = Caller("gradgradcheck", backward_of(first, len(given)))
         arguments = arguments_of(backward, (*given, *cotangents))
+        backward, held = _held(backward, arguments, stop_gradients)
         extra = {} if grad_outputs is None else {"grad_outputs": grad_outputs}
+        extra |= _written(held)
         if gen_non_contig_grad_outputs:
             extra["gen_non_contig_grad_outputs"] = True
         call = Call("gradgradcheck", func, given, {}, extra)
@@ -315,13 +314,31 @@ def gradgradcheck(
             done = _check(backward, arguments, options, first)
             if done.right:
                 return True
-            report = _report(done, call, first)
+            report = _report(done, call, first, held)
         except (RuntimeError, ShapeChange) as error:
             if isinstance(error, CovectorError) or (found := _not_run(error)) is None:
                 raise
             again = reproduction(call, options, by_name=first.closes_over)
             report = _without_comparison(caller, first, again.text(), found, error)
     return _refuted(report, raise_exception)
+
+
+def _held(
+    caller: Caller, arguments: Arguments, stop_gradients: StopGradients
+) -> tuple[Caller, tuple[Cut, ...]]:
+    """The function with what it takes out of the graph held constant, if that was asked for, and where."""
+    if stop_gradients == "constant":
+        return held_at(caller, arguments, through_backwards=caller.verb == "gradgradcheck")
+    if stop_gradients != "fail":
+        raise ArgumentValueError(
+            f"{caller}: stop_gradients must be 'fail' or 'constant', got {stop_gradients!r}."
+        )
+    return caller, ()
+
+
+def _written(held: tuple[Cut, ...]) -> dict[str, Any]:
+    """How it is written that something is held constant."""
+    return {"stop_gradients": "constant"} if held else {}
 
 
 class _Checked(NamedTuple):
@@ -380,9 +397,12 @@ def _explained(run: CheckRun, findings: tuple[Finding, ...]) -> tuple[Finding, .
     return diagnosed(shown, evidence, run.raised)
 
 
-def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Report:
+def _report(
+    checked: _Checked, call: Call, first: Problem | None = None, held: tuple[Cut, ...] = ()
+) -> Report:
     run, findings, seconds = checked
     problem, options = run.problem, run.options
+    lines = ", ".join(dict.fromkeys(f"{cut.how} at {cut.place}" for cut in held))
     again = None if checked.right else reproduction(call, options, by_name=problem.closes_over)
     return Report(
         (problem if first is None else first).caller.name,
@@ -390,7 +410,7 @@ def _report(checked: _Checked, call: Call, first: Problem | None = None) -> Repo
         findings,
         tuple(problem.input_names),
         tuple(problem.output_names),
-        run.method,
+        f"{run.method}; held constant: {lines}" if held else run.method,
         options.seed,
         run.runs,
         seconds,

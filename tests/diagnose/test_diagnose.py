@@ -546,7 +546,6 @@ NAMED = {
         "forward: wrong where reverse is not asked for",
         "reverse wrong, forward right",
         "wrong backward that a wrong batch rule confirms",
-        "second order: half detached",
         "second order: factor 1.01",
         "second order: by the cotangent",
     ],
@@ -560,6 +559,10 @@ NAMED = {
         "detached branch",
         "detached at one entry",
         "detached for one of two inputs",
+        "second order: input detached",
+        "second order: cotangent detached",
+        "second order: coupling of two inputs detached",
+        "second order: half detached",
     ],
     "wrong way": [
         "sum run forwards instead of backwards",
@@ -668,9 +671,6 @@ NAMED = {
     ],
     "saved intermediate": [
         "second order: saved intermediate",
-        "second order: input detached",
-        "second order: cotangent detached",
-        "second order: coupling of two inputs detached",
     ],
 }
 

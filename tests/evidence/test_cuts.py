@@ -261,11 +261,122 @@ def test_a_decision_by_a_number_is_no_cut():
     assert covector.check(branching, point(3), stop_gradients="constant")
 
 
-def test_an_unknown_word_is_refused():
+@pytest.mark.parametrize("door", [covector.check, covector.gradcheck, covector.gradgradcheck])
+def test_an_unknown_word_is_refused(door):
     with pytest.raises(
         covector.errors.ArgumentValueError, match="stop_gradients must be 'fail' or 'constant'"
     ):
-        covector.check(torch.sin, point(3), stop_gradients="ignore")
+        door(torch.sin, point(3), stop_gradients="ignore")
+
+
+@pytest.mark.parametrize("door", [covector.gradcheck, covector.gradgradcheck])
+def test_cuts_that_are_meant_are_held_by_every_door(door):
+    assert not door(detached, point(4), raise_exception=False)
+    assert door(detached, point(4), stop_gradients="constant")
+
+
+def twice(forward, backward):
+    """A function whose backward is given what its forward returns beside the output."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y, kept = forward(x)
+            ctx.save_for_backward(x, *kept)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            return backward(g, *ctx.saved_tensors)
+
+    return Twice.apply
+
+
+def second(function, x, **keywords):
+    """What is said about the second derivative of a function."""
+    with pytest.raises(covector.GradcheckError) as caught:
+        covector.gradgradcheck(function, x, **keywords)
+    return caught.value.report.worst.diagnoses[0]
+
+
+def whole(x):
+    s = x * x  # cut
+    return s * x, [s]
+
+
+def in_part(x):
+    e = x.exp()  # cut
+    return x * e, [e]
+
+
+def in_two_steps(x):
+    centred = x - x.mean(0)
+    inverse = centred.square().mean(0).rsqrt()  # cut
+    return centred * inverse, [inverse, (centred * inverse).detach().clone()]
+
+
+def normal_pull(g, x, inverse, normal):
+    return inverse * (g - g.mean(0) - normal * (g * normal).mean(0))
+
+
+SECOND = {
+    whole: lambda g, x, s: 3 * s * g,
+    in_part: lambda g, x, e: g * (e + x * e),
+    in_two_steps: normal_pull,
+}
+
+
+class TestSavedIntermediates:
+    @pytest.mark.parametrize("forward", SECOND, ids=lambda f: f.__name__)
+    def test_what_forward_computes_and_backward_uses_is_named(self, forward):
+        found = second(twice(forward, SECOND[forward]), point(4, 3) if forward is in_two_steps else point(5))
+        assert found.rule == "saved intermediate"
+        assert f"test_cuts.py:{line_of(forward)}" in found.evidence
+        assert found.sure == "almost certain"
+
+    def test_what_is_behind_other_operations(self):
+        function = twice(whole, SECOND[whole])
+        found = second(lambda x: (function(2 * x) + x.sin()).tanh(), point(5) / 5)
+        assert found.rule == "saved intermediate"
+
+    def test_an_attribute_of_the_context(self):
+        class Kept(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                ctx.square = x.square()
+                return ctx.square * x
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * (2 * ctx.square + ctx.saved_tensors[0].square())
+
+        found = second(Kept.apply, point(5))
+        assert found.rule == "saved intermediate"
+        assert "`x.square()`" in found.evidence
+
+    def test_a_cut_in_backward_is_named_by_its_line(self):
+        def halved(g, x):
+            return 3 * g * x * x.detach()  # cut
+
+        function = twice(lambda x: (x**3, []), halved)
+        found = second(function, point(5))
+        assert found.rule == "stop-gradient"
+        assert f"test_cuts.py:{line_of(halved)}" in found.evidence
+        assert covector.gradgradcheck(function, point(5), stop_gradients="constant")
+
+    def test_it_is_no_cut_that_is_meant(self):
+        found = second(twice(whole, SECOND[whole]), point(5), stop_gradients="constant")
+        assert found.rule == "saved intermediate"
+
+    def test_what_is_saved_and_changes_nothing_is_not_accused(self):
+        def masked(x):
+            return x.sign() * x**3, [x.sign(), x.exp()]
+
+        function = twice(masked, lambda g, x, sign, e: 3 * g * sign * x.square() + 0.0 * e)
+        assert covector.gradgradcheck(function, point(5))
+        doubled = second(lambda x: function(x) * Doubled.apply(x), point(5))
+        assert "exp" not in doubled.evidence
 
 
 def test_what_the_function_warns_about_is_said_at_its_own_line_alone(recwarn):

@@ -306,10 +306,11 @@ def test_a_folder_that_cannot_be_is_a_sentence(wrong, run):
 
 
 def test_differences_are_accepted(pytester, run):
-    """They are written once, and then not shown."""
+    """One option writes them, another one reads them: those that are listed are not shown."""
     pytester.makepyfile(test_different=DIFFERENT)
-    lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
+    lines = summary_of(run("--covector=compare", "--covector-differences=known.txt"))
     assert "verdicts that differ: 2" in lines
+    assert any(line.startswith("2 differences written to ") for line in lines)
     known = (pytester.path / "known.txt").read_text().splitlines()
     assert known == [
         "test_different.py::test_torch_accuses_this gradcheck(detached): covector passed, torch failed",
@@ -318,19 +319,43 @@ def test_differences_are_accepted(pytester, run):
     lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
     assert "verdicts that differ: none, and 2 accepted" in lines
     assert "linearity" not in "".join(lines)
-    result = run("--covector", "--covector-accept=known.txt")
+
+
+@pytest.mark.parametrize("option", ["accept", "differences"])
+def test_lists_of_differences_belong_to_a_comparison(option, run):
+    result = run("--covector", f"--covector-{option}=known.txt")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "which --covector=compare finds" in result.stderr.str()
 
 
-@pytest.mark.parametrize("name", ["missing/known.txt", "folder", "binary"])
-def test_a_list_of_differences_that_cannot_be_is_a_sentence(name, pytester, run):
+def test_a_list_that_is_not_there_accepts_nothing(pytester, run):
+    """A path that is mistyped is an error, and no file is made."""
+    pytester.makepyfile(test_different=DIFFERENT)
+    result = run("--covector=compare", "--covector-accept=knwon.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "--covector-accept=knwon.txt: there is no such file. --covector-differences=knwon.txt writes"
+        in result.stderr.str()
+    )
+    assert not (pytester.path / "knwon.txt").exists()
+
+
+@pytest.mark.parametrize("option", ["accept", "differences"])
+@pytest.mark.parametrize("name", ["missing/known.txt", "folder"])
+def test_a_list_of_differences_that_cannot_be_is_a_sentence(name, option, pytester, run):
     pytester.makepyfile(test_different=DIFFERENT)
     (pytester.path / "folder").mkdir()
-    (pytester.path / "binary").write_bytes(b"\xff\xfe\x00")
-    result = run("--covector=compare", f"--covector-accept={name}")
+    result = run("--covector=compare", f"--covector-{option}={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert name in result.stderr.str()
+    assert f"--covector-{option}={name}" in result.stderr.str()
     assert "Traceback" not in result.stderr.str()
+
+
+def test_a_list_that_is_no_text_is_a_sentence(pytester, run):
+    (pytester.path / "binary").write_bytes(b"\xff\xfe\x00")
+    result = run("--covector=compare", "--covector-accept=binary")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--covector-accept=binary: 'utf-8' codec can't decode" in result.stderr.str()
 
 
 COLLIDING = """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._functorch.eager_transforms import _autograd_grad
 from torch.autograd import Function, Variable
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from covector._engine import levels
 from covector._engine.compiled import tracing
@@ -203,6 +203,11 @@ def is_forward(code: CodeType) -> bool:
             return True
         pending += custom.__subclasses__()
     return False
+
+
+def is_backward(code: CodeType) -> bool:
+    """Whether this is the code by which torch runs the backward of a custom Function."""
+    return code is BackwardCFunction.apply.__code__
 
 
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:

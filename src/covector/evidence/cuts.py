@@ -4,6 +4,10 @@ A derivative that is cut is not the derivative of the function. `traced` runs a 
 tensor that depends on an input, and gives the lines at which the graph is left on the way to an output.
 `Held` is the same function with what was cut held at the value that it had in that run: the function of which
 reverse mode computes the derivative.
+
+The forward of a custom Function runs without a graph. That cuts nothing, unless its backward uses a tensor
+that forward computed: the second derivative then lacks the part through that tensor. Such a tensor is held
+where the backward reads it, while the outputs of the forward move.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from functools import update_wrapper
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,10 +32,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from covector._engine.graph import is_forward
+from covector._engine.graph import is_backward, is_forward
 from covector._engine.levels import GradMode
 from covector._redirect import redirect, undisturbed
-from covector._tree import Arguments, flatten
+from covector._tree import Arguments, flatten, unflatten
 from covector.errors import Caller
 from covector.verify.state import unchanged
 
@@ -60,6 +64,9 @@ _LONG = 60
 
 NO_GRAD = "no_grad"
 
+# How a tensor is cut that the forward of a custom Function computes and its backward uses.
+SAVED = "saved in forward"
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -76,7 +83,14 @@ class Cut:
         name = self.file if self.file.startswith("<") else Path(self.file).name  # code that is in no file
         return f"{name}:{self.line}"
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether it is a tensor that a forward computes and its backward uses."""
+        return self.how == SAVED
+
     def __str__(self) -> str:
+        if self.is_saved:
+            return f"`{self.expression}` ({self.place})" if self.expression else f"a tensor of {self.place}"
         through = f" through `{self.expression}`" if self.expression else ""
         return f"the derivative{through} is cut by {_quoted(self.how)} at {self.place}"
 
@@ -90,32 +104,48 @@ _Key = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
+class _Value:
+    """What a call gave in the run that was traced, and the cut that it is."""
+
+    cut: Cut
+    result: Any
+
+
+@dataclass(frozen=True)
 class Cuts:
     """The lines that matter for the outputs of a run, and the values at every line that may."""
 
     lines: tuple[Cut, ...]
     exits: tuple[Cut, ...]
     """Where numbers leave torch. What Python does with them is not followed: they may matter too."""
-    values: dict[_Key, dict[int, Any]]
+    values: dict[_Key, dict[int, _Value]]
     """By the call and how often it was made before."""
 
-    def without_exits(self) -> Cuts:
-        """The same, with the numbers that leave torch not held."""
-        places = {(cut.file, cut.line) for cut in self.exits}
-        values = {key: held for key, held in self.values.items() if key[:2] not in places}
-        return Cuts(self.lines, (), values)
+    def without(self, *cuts: Cut) -> Cuts:
+        """The same, with what is cut there not held."""
+        values = {
+            key: {at: value for at, value in calls.items() if value.cut not in cuts}
+            for key, calls in self.values.items()
+        }
+        lines, exits = (tuple(cut for cut in some if cut not in cuts) for some in (self.lines, self.exits))
+        return Cuts(lines, exits, values)
 
 
-def traced(call: Callable[[], Any]) -> Cuts:
-    """Run a function, and find where tensors that depend on its inputs leave the graph."""
+def traced(call: Callable[[], Any], *, through_backwards: bool = False) -> Cuts:
+    """Run a function, and find where tensors that depend on its inputs leave the graph.
+
+    Gradients that the function computes inside are not followed; with `through_backwards`, every line counts
+    that may matter for them.
+    """
     with _Tracer() as tracer:
         outputs = call()
     leaves = [leaf for leaf in flatten(outputs)[0] if isinstance(leaf, Tensor)]
     reached = set().union(*(tracer.lost_in(leaf) for leaf in leaves))
     found = dict.fromkeys(tracer.found)
-    lines = tuple(cut for cut in found if cut in reached)
-    exits = tuple(cut for cut in found if cut in tracer.exits and cut not in reached)
-    return Cuts(lines, exits, dict(tracer.values))
+    unused = {cut for cut in found if cut.is_saved and cut not in tracer.used}
+    lines = tuple(cut for cut in found if cut not in unused and (through_backwards or cut in reached))
+    exits = tuple(cut for cut in found if cut in tracer.exits and cut not in lines)
+    return Cuts(lines, exits, dict(tracer.values)).without(*unused)
 
 
 class _Told(TorchFunctionMode):
@@ -154,7 +184,9 @@ class _Tracer(_Told):
         super().__init__()
         self.found: list[Cut] = []
         self.exits: set[Cut] = set()
-        self.values: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
+        self.used: set[Cut] = set()
+        """Of the tensors that a forward computes, those that a backward uses."""
+        self.values: defaultdict[_Key, dict[int, _Value]] = defaultdict(dict)
         self._met: Counter[_Key] = Counter()
         self._lost: dict[int, frozenset[Cut]] = {}
         """By the identity of a tensor: the cuts through which it depends on an input."""
@@ -162,7 +194,7 @@ class _Tracer(_Told):
         """By the address of a storage: the cuts behind what was written into it past the graph."""
         self._aliases: set[int] = set()
         """By the identity of a tensor: whether it was made by `.data` or `detach`."""
-        self._frame: FrameType | None = None  # of the caller's, of the call that is followed
+        self._at = _NOWHERE  # the call that is followed
         self._alive: list[Tensor] = []  # an identity is taken again when a tensor is gone
 
     def __torch_function__(
@@ -175,9 +207,14 @@ class _Tracer(_Told):
         lost = nothing.union(*map(self.lost_in, given))
         connected = any(tensor.requires_grad for tensor in given)
         result = func(*args, **(kwargs or {}))
-        self._frame = _caller()
-        if self._frame is not None:
-            self._met[_key(self._frame, name)] += 1
+        self._at = _caller()
+        if self._at.frame is not None:
+            self._met[_key(self._at.frame, name)] += 1
+        if self._at.pass_ == _FORWARD:
+            self._follow_forward(name, result, lost, connected)
+            return result
+        if self._at.pass_ == _BACKWARD:
+            self.used.update(cut for cut in lost if cut.is_saved)
         if name in _ALIASING:
             self._alive += (aliases := _tensors(result))
             self._aliases.update(map(id, aliases))
@@ -190,9 +227,19 @@ class _Tracer(_Told):
     def lost_in(self, tensor: Tensor) -> frozenset[Cut]:
         """The cuts through which a tensor depends on an input."""
         lost = self._lost.get(id(tensor), frozenset())
-        if self._written and not tensor.requires_grad:
-            lost |= self._written.get(_address(tensor), frozenset())
-        return lost
+        if tensor.requires_grad:  # as the output of a custom Function, once its forward has returned
+            return frozenset(cut for cut in lost if not cut.is_saved)
+        return lost | self._written.get(_address(tensor), frozenset()) if self._written else lost
+
+    def _follow_forward(self, name: str, result: Any, lost: frozenset[Cut], connected: bool) -> None:
+        """Mark what the forward of a custom Function computes: a cut, if its backward uses it."""
+        if not (connected or lost):
+            return
+        own = self._cut(name, result, SAVED) | frozenset(cut for cut in lost if not cut.is_saved)
+        for tensor in _tensors(result):
+            if tensor.is_floating_point() or tensor.is_complex():
+                self._lost[id(tensor)] = own
+                self._alive.append(tensor)
 
     def _follow(
         self, name: str, args: Sequence[Any], result: Any, lost: frozenset[Cut], connected: bool
@@ -217,14 +264,14 @@ class _Tracer(_Told):
         """The cut that this call is, if a line of the caller's makes it."""
         if name.endswith("_like") or (name.startswith("new_") and name not in _COPIES):
             return frozenset()  # nothing but shape and dtype is taken
-        frame = self._frame
+        frame = self._at.frame
         if frame is None:
             return frozenset()
         how = how or _how(name)
         cut = Cut(how, frame.f_code.co_filename, frame.f_lineno, _expression(frame, how))
         self.found.append(cut)
         key = _key(frame, name)
-        self.values[key][self._met[key] - 1] = _copied(result)
+        self.values[key][self._met[key] - 1] = _Value(cut, _copied(result))
         return frozenset((cut,))
 
 
@@ -243,14 +290,18 @@ class Held:
             return self._function(*args, **kwargs)
 
 
-def held_at(caller: Caller, arguments: Arguments) -> tuple[Caller, tuple[Cut, ...]]:
+def held_at(
+    caller: Caller, arguments: Arguments, *, through_backwards: bool = False
+) -> tuple[Caller, tuple[Cut, ...]]:
     """The caller's function with what it cuts held at its values for these arguments, and the lines."""
     leaves = list(arguments.leaves)
     for index in arguments.chosen:
         leaves[index] = leaves[index].detach().clone().requires_grad_()
     args, kwargs = arguments.rebuild(leaves)
     with unchanged(caller.function), GradMode(enabled=True):
-        cuts = traced(lambda: caller.function(*args, **kwargs))
+        cuts = traced(lambda: caller.function(*args, **kwargs), through_backwards=through_backwards)
+    # What a backward takes from its forward is no cut that somebody meant.
+    cuts = cuts.without(*(cut for cut in cuts.lines if cut.is_saved))
     return Caller(caller.verb, Held(caller.function, cuts)), (*cuts.lines, *cuts.exits)
 
 
@@ -261,28 +312,54 @@ class Holding(_Told):
         super().__init__()
         self._values = cuts.values
         self._names = {name for _, _, name in cuts.values}
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        """By the identity of what a forward computed: the tensor, and what a backward reads instead."""
         self._met: Counter[_Key] = Counter()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = _name(func)
-        frame = _caller() if name in self._names else None
+        name, kwargs = _name(func), kwargs or {}
+        at = _caller() if self._saved or name in self._names else _NOWHERE
+        if self._saved and at.pass_ == _BACKWARD:
+            args, kwargs = self._as_saved((tuple(args), kwargs))
+        result = func(*args, **kwargs)
+        value = self._value_at(at.frame, name)
+        if value is None:
+            return result
+        if value.cut.is_saved:
+            pairs = zip(_tensors(result), _tensors(value.result), strict=True)
+            self._saved.update((id(moved), (moved, held)) for moved, held in pairs)
+            return result
+        return _answered(func, args, result, value.result)
+
+    def _value_at(self, frame: FrameType | None, name: str) -> _Value | None:
+        """What the call had given, if it is one of those that are held."""
         key = None if frame is None else _key(frame, name)
         if key not in self._values:
-            return result
-        values, at = self._values[key], self._met[key]
+            return None
         self._met[key] += 1
-        if at not in values:
-            return result
-        if not isinstance(result, Tensor):
-            return _copied(values[at])
-        if args and result is args[0]:
-            result.data.copy_(values[at])
-            return result
-        held = values[at].to(result.dtype, copy=True)
-        return func(held, *args[1:]) if func is parameter else held
+        return self._values[key].get(self._met[key] - 1)
+
+    def _as_saved(self, given: Any) -> Any:
+        """Arguments of a call in a backward, with what a forward computed as it was."""
+        leaves, spec = flatten(given)
+        held = [
+            self._saved[id(leaf)][1] if id(leaf) in self._saved and not leaf.requires_grad else leaf
+            for leaf in leaves
+        ]
+        return unflatten(held, spec)
+
+
+def _answered(func: Callable[..., Any], args: Sequence[Any], result: Any, value: Any) -> Any:
+    """The result of a call, with the numbers that it had."""
+    if not isinstance(result, Tensor):
+        return _copied(value)
+    if args and result is args[0]:
+        result.data.copy_(value)
+        return result
+    held = value.to(result.dtype, copy=True)
+    return func(held, *args[1:]) if func is parameter else held
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -319,27 +396,39 @@ def _how(name: str) -> str:
     return NO_GRAD
 
 
-def _caller() -> FrameType | None:
-    """The frame of the caller's that calls torch; None inside of a custom Function, or if it is ours."""
+class _At(NamedTuple):
+    """Where a call of torch stands: the frame of the caller's, and the pass of a custom Function it is in."""
+
+    frame: FrameType | None
+    pass_: str = ""
+
+
+_FORWARD, _BACKWARD, _NOWHERE = "forward", "backward", _At(None)
+
+
+def _caller() -> _At:
+    """Where the caller calls torch; nowhere, if it is torch that does so for a custom Function, or we."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        if _in_custom(frame):
-            return None
+        if _pass_of(frame):
+            return _NOWHERE
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_OURS):
-        return None
+        return _NOWHERE
     outer: FrameType | None = frame
     while outer is not None and not outer.f_code.co_filename.startswith(_OURS):
-        if _in_custom(outer):
-            return None
+        if found := _pass_of(outer):
+            return _At(frame, found)
         outer = outer.f_back
-    return frame
+    return _At(frame)
 
 
-def _in_custom(frame: FrameType) -> bool:
-    """Whether a frame belongs to a custom Function: it is of torch's class, or of a forward."""
+def _pass_of(frame: FrameType) -> str:
+    """Which pass of a custom Function a frame is, or runs."""
     code = frame.f_code
-    return code.co_filename == _FUNCTION or (code.co_name == "forward" and is_forward(code))
+    if code.co_filename == _FUNCTION:
+        return _BACKWARD if is_backward(code) else _FORWARD
+    return _FORWARD if code.co_name == "forward" and is_forward(code) else ""
 
 
 def _key(frame: FrameType, name: str) -> _Key:

@@ -30,6 +30,9 @@ from covector.verify.vectors import weights
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.
 _HELD = 0.05
 
+# So many lines are tried by themselves.
+_TRIED = 12
+
 # A multiple of the true derivative may differ by this share of a random sum of its entries.
 _EVERYWHERE = 1e-3
 
@@ -182,10 +185,10 @@ class Evidence:
     def cuts(self) -> Cuts | None:
         """Where the function takes tensors out of the graph, by one more run; None in forward mode."""
         problem = self.run.problem
-        if self.mode != _REVERSE or self.is_second_order:
+        if self.mode != _REVERSE:
             return None
         with self._attempt(), GradMode(enabled=True):
-            return traced(lambda: problem.call(problem.variables))
+            return traced(lambda: problem.call(problem.variables), through_backwards=self.is_second_order)
         return None
 
     @lazy
@@ -197,11 +200,22 @@ class Evidence:
         cuts = self.cuts
         if cuts is None or not (cuts.lines or cuts.exits):
             return (), None
+        if self.is_second_order:
+            return self._needed(cuts)
         if cuts.lines and cuts.exits:
-            explained = self._explained_by(cuts.without_exits())
+            explained = self._explained_by(cuts.without(*cuts.exits))
             if explained is not False:
                 return cuts.lines, explained
         return (*cuts.lines, *cuts.exits), self._explained_by(cuts)
+
+    def _needed(self, cuts: Cuts) -> tuple[tuple[Cut, ...], bool | None]:
+        """Of lines that may matter, those that have to be held for differences to agree."""
+        if not self._explained_by(cuts):
+            return (), None
+        for line in (*cuts.exits, *cuts.lines)[:_TRIED]:
+            if self._explained_by(fewer := cuts.without(line)):
+                cuts = fewer
+        return (*cuts.lines, *cuts.exits), True
 
     def _explained_by(self, cuts: Cuts) -> bool | None:
         """Whether differences agree with the derivative once these cuts are held; None if that is not known.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
-from covector.diagnose.suspects import Side, Suspect
+from covector.diagnose.suspects import Side, Suspect, listed
+from covector.evidence.cuts import Cut
 
 # How many lines at which a derivative is lost are shown.
 _LINES = 3
@@ -25,25 +26,35 @@ def zero(case: Case) -> Iterator[Observation]:
 
 def cut(case: Case) -> Iterator[Observation]:
     """The derivative is lost on the way, at lines that are known."""
-    if not case.evidence.has_wrong_entries or any(m.note for m in case.finding.mismatches):
-        return
-    lines, known = case.evidence.cut_lines
-    if not lines or known is False:
-        return
-    shown = [str(line) for line in lines[:_LINES]]
-    more = f" (and at {len(lines) - _LINES} other lines)" if len(lines) > _LINES else ""
-    held = "that" if len(lines) == 1 else "these"
-    tested = f"; with {held} held constant, differences agree with reverse mode" if known else ""
-    yield Observation(f"{'; '.join(shown)}{more}{tested}", 0.98 if known else 0.7)
+    lines, known = _lost(case)
+    if lines and not any(line.is_saved for line in lines):
+        held = "that" if len(lines) == 1 else "these"
+        tested = f"; with {held} held constant, differences agree with reverse mode" if known else ""
+        yield Observation(f"{_shown(lines)}{tested}", 0.98 if known else 0.7)
 
 
 def saved(case: Case) -> Iterator[Observation]:
-    """A second derivative is zero."""
-    if case.evidence.is_second_order:
-        for s in case.suspects:
-            if not s.analytic.any() and s.support.any():
-                by = f"the derivative of {s.outputs.name} by {s.inputs.name}"
-                yield Observation(f"{by} is zero, differences of `backward` are not", 0.97, s.where)
+    """A second derivative lacks the part through what the forward of a custom Function computes."""
+    lines, _ = _lost(case)
+    if inside := [str(line) for line in lines if line.is_saved]:
+        uses = f"`backward` uses {listed(inside[:_LINES])}, which `forward` computes without a graph"
+        also = "".join(f"; {line}" for line in lines if not line.is_saved)
+        lacking = "it" if len(lines) == 1 else "these"
+        text = f"{uses}{also}: the second derivative lacks the part through {lacking}, and nothing else"
+        yield Observation(text, 0.98)
+
+
+def _lost(case: Case) -> tuple[tuple[Cut, ...], bool | None]:
+    """The lines at which the derivative is lost, and whether that is known to explain what it lacks."""
+    if not case.evidence.has_wrong_entries or any(m.note for m in case.finding.mismatches):
+        return (), None
+    lines, known = case.evidence.cut_lines
+    return ((), None) if known is False else (lines, known)
+
+
+def _shown(lines: Sequence[Cut]) -> str:
+    more = f" (and at {len(lines) - _LINES} other lines)" if len(lines) > _LINES else ""
+    return f"{'; '.join(map(str, lines[:_LINES]))}{more}"
 
 
 def _others(case: Case, s: Suspect) -> Iterator[tuple[str, Tensor, Tensor]]:

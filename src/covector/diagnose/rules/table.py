@@ -64,7 +64,7 @@ RULES = (
         factors.factor,
         "the gradient is the same multiple of the true one everywhere; the size of a dimension is named",
         "a factor that was left out or applied twice",
-        ("broadcast", "saved intermediate"),
+        ("broadcast",),
     ),
     Rule(
         "power",
@@ -118,23 +118,19 @@ RULES = (
         factors.constant,
         "a constant is added to the gradient, or to the derivative in it",
         "an extra term in the derivative, or one that is not multiplied by the cotangent",
-        _rules(
-            "cotangent ignored, factor, sign, zero, saved intermediate, normalisation, two slopes, "
-            "factors by place"
-        ),
+        _rules("cotangent ignored, factor, sign, zero, normalisation, two slopes, factors by place"),
     ),
     Rule(
         "zero",
         inputs.zero,
         "the gradient of an input is zero, differences are not",
         "a detach(), .data, .item() or no_grad on its way, or a None that `backward` returns",
-        ("saved intermediate",),
     ),
     Rule(
         "stop-gradient",
         inputs.cut,
         "a tensor that depends on the input leaves the graph: detach(), .data, .item(), no_grad, .long()",
-        'that line; if it is intended, `covector.check(..., stop_gradients="constant")` checks the rest',
+        'that line; if it is intended, `stop_gradients="constant"` checks the rest',
         alone=True,
     ),
     Rule(
@@ -166,9 +162,10 @@ RULES = (
     Rule(
         "saved intermediate",
         inputs.saved,
-        "a second derivative is zero, differences of the first are not",
-        "an intermediate that `forward` computes and saves: save the inputs, compute it again in `backward`; "
-        "or a detach(), .data or no_grad in `backward`",
+        "a second derivative lacks the part through a tensor that `forward` computes and `backward` uses",
+        "that tensor: save the inputs and compute it again in `backward`, or return it as an output of "
+        "`forward`",
+        alone=True,
     ),
     Rule(
         "transposed",
@@ -285,7 +282,7 @@ RULES = (
             "wrong way, normalisation, wrong axis, masked, zero, transposed, displaced, broadcast, "
             "flipped window, another element, overwritten, swapped inputs, another input, swapped "
             "outputs, cotangent ignored, constant, inverted mask, another mask, real part, one slice, "
-            "diagonal of the Jacobian, saved intermediate"
+            "diagonal of the Jacobian"
         ),
         places=True,
     ),
