@@ -14,7 +14,7 @@ from benchmarks._board import FULL, QUICK
 from benchmarks._results import FOLDER, ResultsError, Store, moves, read, read_quick
 from benchmarks._run import Run, choose
 from benchmarks.areas import AREAS, scoreboard
-from covector.cli import terminated_as_interrupted
+from covector.cli import interruptible
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,8 +46,8 @@ def main() -> int:
             return 0
         rows = []
         if not options.tables:
-            with terminated_as_interrupted():  # the processes of a measurement end with it
-                rows = Run(store, effort, again=options.again).measure(choices)
+            with interruptible() as raise_lost:  # the processes of a measurement end with it
+                rows = Run(store, effort, again=options.again, between=raise_lost).measure(choices)
         if not options.quick:
             for page in scoreboard(store.complete()):
                 print(f"written: {page}")

@@ -40,12 +40,16 @@ def _asked(area: Area, task: Task, words: Sequence[str], names: set[str]) -> boo
 
 @dataclass
 class Run:
-    """A run of what was chosen: it continues what an earlier one left, unless it is to measure anew."""
+    """A run of what was chosen: it continues what an earlier one left, unless it is to measure anew.
+
+    `between` is called after each task that was measured.
+    """
 
     store: Store
     effort: Effort
     say: Callable[[str], None] = print
     again: bool = False
+    between: Callable[[], None] = lambda: None
 
     def measure(self, choices: Sequence[Choice]) -> list[Row]:
         """The rows of every chosen task, measured now or kept from before."""
@@ -64,6 +68,7 @@ class Run:
             if task.name not in record.done:
                 self._task(area, task, record)
                 self.store.keep(area.name, record)
+                self.between()
             for row in record.rows:
                 if row.task == task.name:
                     self.say(line(row))

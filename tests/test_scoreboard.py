@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -380,6 +381,26 @@ def test_the_command_that_is_stopped_says_how_to_go_on(made, capsys):
     assert "the same command continues" in capsys.readouterr().out
     assert made.call() == 0
     assert made.measured == ["a", "b", "b"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_stops_after_the_task_in_which_an_interruption_was_lost(made, signum):
+    """What a callback raises is printed by Python, and dropped."""
+
+    def lose():
+        thing = {1}
+        weakref.finalize(thing, os.kill, os.getpid(), signum)
+
+    made.events["a"] = lose
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert made.call() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert made.measured == ["a"]
+    assert made.call() == 0
+    assert made.measured == ["a", "b"]
 
 
 def test_a_quick_command_writes_no_page(made):

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # By the command itself, whose usage is then shown.
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        with terminated_as_interrupted():
-            return int(options.run(options))
+        with interruptible() as raise_lost:
+            return int(options.run(options, raise_lost))
     except (CaseError, StorageError) as error:
         print(f"covector {options.command}: {error}", file=sys.stderr)
         return Exit.MISUSED
@@ -146,7 +146,7 @@ _OFTEN = 1.0
 _VERSION = 1
 
 
-def _check(options: argparse.Namespace) -> Exit:
+def _check(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
     """Run the cases in processes; what was found is shown and saved also after an interruption.
 
     It is saved meanwhile too, as interrupted, so that it can be read after a kill.
@@ -166,6 +166,7 @@ def _check(options: argparse.Namespace) -> Exit:
                     results.append(_result(ended))
                     _say(options, _line(results[-1]))
                     advance()
+                    raise_lost()
                     if time.monotonic() > saved + _OFTEN:
                         _keep(options, results, len(requests), time.monotonic() - started, interrupted=True)
                         saved = time.monotonic()
@@ -325,7 +326,7 @@ def _summary(results: list[Result], total: int, seconds: float, interrupted: boo
 _WIDTHS = (28, 22, 8, 10, 10)
 
 
-def _bench(options: argparse.Namespace) -> Exit:
+def _bench(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
     """Measure in this process, one comparison after the other; each row is shown when it is there."""
     _require_places(options)
     cases = []
@@ -341,6 +342,7 @@ def _bench(options: argparse.Namespace) -> Exit:
             for row in bench.rows(case, options.seconds):
                 rows.append(row)
                 _say(options, _row(row))
+                raise_lost()
     except KeyboardInterrupt:
         interrupted = True
     _say(options, "\nratio: covector's time over torch's, the median of pairs; below 1 is faster than torch")
@@ -390,14 +392,27 @@ def _save(path: str | None, data: dict[str, Any]) -> None:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Inside, being asked to end is an interruption too: what was found so far is shown and saved."""
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Inside, being asked to end raises KeyboardInterrupt; what is given raises it again, if it was lost.
+
+    It is lost where Python drops what is raised: in callbacks of weak references and of the garbage collector,
+    which other packages have run at any moment. An interruption that is ignored from the start stays so.
+    """
+    asked = False
 
     def interrupt(*_: object) -> None:
+        nonlocal asked
+        asked = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def raise_lost() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, interrupt) for signum in heeded}
     try:
-        yield
+        yield raise_lost
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
