@@ -280,7 +280,10 @@ def _require_same(caller: Caller, path: Path, wanted: Manifest, before: Manifest
         if now == then:
             continue
         shown = "" if name in ("function", "inputs") else f" ({name} {then!r} there, {now!r} here)"
-        what = {"function": "another function", "inputs": "other arguments"}.get(name, f"another {name}")
+        what = {
+            "function": "another function (its code, or numbers that it captures)",
+            "inputs": "other arguments",
+        }.get(name, f"another {name}")
         raise ResumeError(
             f"{caller}: {path} was begun with {what}{shown}, so it cannot be continued by this call. Call it "
             "as it was called then, or give another path as out."
