@@ -1,7 +1,9 @@
-"""For tests that watch: functions that count their runs, and what must be as it was afterwards."""
+"""For tests that watch: functions that count their runs, terminals, and what must be as it was afterwards."""
 
 from __future__ import annotations
 
+import io
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -29,6 +31,35 @@ class Counted:
         if self.runs == self.fails_at:
             raise self.error(f"run {self.runs}")
         return self.function(*args, **kwargs)
+
+
+class Terminal(io.StringIO):
+    """What a terminal would show."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class _AtOnce:
+    """A timer that does not wait."""
+
+    def __init__(self, seconds: float, start: Callable[[], None]) -> None:
+        assert seconds > 0
+        self.start = start
+
+    def cancel(self) -> None:
+        """It is too late."""
+
+    def join(self) -> None:
+        """It has ended."""
+
+
+def errors_shown(monkeypatch: Any, stream: io.StringIO) -> io.StringIO:
+    """Standard error goes there, and bars are shown from the beginning."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("covector._tasks.progress.Timer", _AtOnce)
+    return stream
 
 
 def state(*, random: bool = True) -> dict[str, Any]:

@@ -395,8 +395,8 @@ def _save(path: str | None, data: dict[str, Any]) -> None:
 def interruptible() -> Iterator[Callable[[], None]]:
     """Inside, being asked to end raises KeyboardInterrupt; what is given raises it again, if it was lost.
 
-    It is lost where Python drops what is raised: in callbacks of weak references and of the garbage collector,
-    which other packages have run at any moment. An interruption that is ignored from the start stays so.
+    It is lost where Python drops what is raised: in callbacks of weak references and of the garbage
+    collector, which other packages have run at any moment. A signal that was ignored before stays so.
     """
     asked = False
 

@@ -1,7 +1,6 @@
 """The door: what it takes, what it says of bad input, what it costs, and what stays as it was."""
 
 import ast
-import io
 import json
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 import covector
 import kernel_families as families
 from covector.errors import ArgumentTypeError, ArgumentValueError, GradcheckError
-from covector.kernels import progress
 from covector.kernels.limits import largest_quotient, largest_ratio
 from covector.verify.finding import Outcome
 from drawn import randn
 from kernel_table import entry
+from watched import Terminal, errors_shown
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -511,46 +510,15 @@ def test_a_reproduction_names_lambdas_and_keyword_arguments():
     assert str(report).count("# define first: ") == 2
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_is_shown_after_two_seconds(monkeypatch):
-    """On a terminal, on one line that is wiped; also while one step takes long."""
-    timers = []
-
-    class Clock:
-        """A timer whose time is up when the test says so."""
-
-        def __init__(self, seconds, tell):
-            self.seconds, self.tell, self.started, self.cancelled = seconds, tell, False, False
-            timers.append(self)
-
-        def start(self):
-            self.started = True
-
-        def cancel(self):
-            self.cancelled = True
-
-    monkeypatch.setattr(progress, "Timer", Clock)
-    terminal, pipe = Terminal(), io.StringIO()
-    for file in (terminal, pipe):
-        shown = progress.Progress("check_kernel(f)", file)
-        shown.at("layout")
-        assert file.getvalue() == ""
-        clock = timers[-1]
-        assert clock.seconds == 2.0
-        assert clock.started == (file is terminal)
-        if clock.started:
-            clock.tell()
-            assert "check_kernel(f): layout" in file.getvalue()
-        shown.at("scale")
-        shown.done()
-        assert clock.cancelled
-    assert "check_kernel(f): scale" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r")
-    assert pipe.getvalue() == ""
+def test_a_bar_names_the_step(monkeypatch):
+    """On a terminal, of every dtype and every lens."""
+    shown = errors_shown(monkeypatch, Terminal())
+    lenses = ["layout", "again"]
+    assert covector.check_kernel(torch.sin, torch.sin, randn(6, 9), dtypes=(BF16, F32), lenses=lenses)
+    for step in ("outputs and gradients", "layout", "again", "gradient check in float64"):
+        for dtype in ("bfloat16", "float32"):
+            assert f"check_kernel(sin): {step} ({dtype})" in shown.getvalue()
+    assert "8/8" not in shown.getvalue()  # the last step has begun
 
 
 def test_a_reference_that_computes_in_less_than_float64_is_named():

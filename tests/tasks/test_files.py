@@ -4,7 +4,6 @@ import io
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from executor_functions import POINT, Posting, leaves_a_file, mixing
 import covector
 from covector.errors import ResumeError
 from forked import printed
+from watched import Terminal, errors_shown
 
 zarr = pytest.importorskip("zarr", reason="out=...zarr needs zarr")
 
@@ -40,18 +40,10 @@ def test_a_matrix_in_a_file(suffix, mode, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-class Terminal(io.StringIO):
-    """What a terminal would show."""
-
-    def isatty(self):
-        return True
-
-
 @pytest.mark.parametrize("terminal", [Terminal(), io.StringIO()], ids=["terminal", "file"])
 def test_a_bar_shows_how_far_it_is(terminal, tmp_path, monkeypatch):
     """On a terminal alone; what is continued begins with what is finished."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal)
+    errors_shown(monkeypatch, terminal)
     out = tmp_path / "matrix.npy"
     covector.jacobian(mixing, mode="reverse", chunk_size=8, out=out)(POINT)
     path = tmp_path / "matrix.npy.json"

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import itertools
 import shutil
 import sys
@@ -19,6 +18,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves, tree_map
 
 import covector
+from covector._tasks.progress import progress
 from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -28,6 +28,7 @@ from covector.errors import (
     UntraceableError,
 )
 from covering import covered
+from watched import Terminal, errors_shown
 
 DOUBLE = {"dtype": torch.float64}
 GENERATOR = torch.Generator().manual_seed(0)
@@ -570,32 +571,24 @@ def test_without_a_compiler(monkeypatch):
         covector.compile(covector.grad(energy))(x)
 
 
-class Terminal(io.StringIO):
-    """Where a person reads, and that a line was written."""
-
-    def __init__(self):
-        super().__init__()
-        self.told = threading.Event()
-
-    def isatty(self):
-        return True
-
-    def flush(self):
-        self.told.set()
-
-
 def test_a_person_who_waits_is_told_for_what(monkeypatch):
-    """On a terminal, once that has taken a while; the backend here takes as long as that."""
+    """On a terminal; a bar within that of another call is not shown."""
+    terminal = errors_shown(monkeypatch, Terminal())
+    loud = covector.compile(covector.grad(energy), backend="replay")
+    loud(x)
+    assert "compile(energy): compiling" in terminal.getvalue()
+    before = terminal.getvalue()
+    with progress("all of it"):
+        covector.compile(covector.grad(energy), backend="replay")(x)
+    assert "all of it" in terminal.getvalue()
+    assert terminal.getvalue().count("compiling") == before.count("compiling")
+
+
+def test_nothing_is_said_of_what_is_soon_done(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(sys.modules["covector.transforms.compile"], "_PATIENCE", 0.0)
-
-    def slow(module, example):
-        assert terminal.told.wait(60)
-        return module.forward
-
-    covector.compile(covector.grad(energy), backend=slow)(x)
-    assert terminal.getvalue() == "compile(energy): compiling ...\n"
+    covector.compile(covector.grad(energy), backend="replay")(x)
+    assert terminal.getvalue() == ""
 
 
 def test_options():

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from covector._tasks.progress import progress
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, GradcheckError
 from covector.kernels import limits
 from covector.kernels.bench import Settings
 from covector.kernels.findings import lens_table, ratio_table
 from covector.kernels.lenses.table import LENSES, Lens
 from covector.kernels.prepare import Request, benches, dtypes_of
-from covector.kernels.progress import Progress
 from covector.kernels.trial import tried
 from covector.report.report import Report
 from covector.report.reproduce import Call, call_again
@@ -76,17 +76,14 @@ def check_kernel(
     caller = _checked(kernel, reference, kwargs, ratio, nondet_tol, seed)
     wanted = _lenses(lenses)
     settings = Settings(float(ratio), float(nondet_tol), seed)
-    progress = Progress(str(caller))
     request = Request(caller, reference, inputs, kwargs or {}, dtypes_of(caller, dtypes), settings)
     trials, runs = [], 0
-    try:
-        with unchanged(kernel), quiet():
-            for bench in benches(request):
-                label = f" ({bench.dtype})" if len(request.dtypes) > 1 else ""
-                trials.append(tried(bench, wanted, progress, label))
-                runs += bench.kernel.count.forward
-    finally:
-        progress.done()
+    steps = len(request.dtypes) * (len(wanted) + 2)
+    with unchanged(kernel), quiet(), progress(str(caller), steps, done=-1) as advance:
+        for bench in benches(request):
+            label = f" ({bench.dtype})" if len(request.dtypes) > 1 else ""
+            trials.append(tried(bench, wanted, lambda step: advance(f"{caller}: {step}"), label))
+            runs += bench.kernel.count.forward
     findings = tuple(found for trial in trials for found in trial.findings)
     right = all(found.outcome is Outcome.PASSED for found in findings)
     return Report(

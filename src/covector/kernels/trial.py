@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from covector.kernels.comparison import Comparison
 from covector.kernels.findings import base_finding, lens_finding
 from covector.kernels.lenses.table import Lens
 from covector.kernels.precise import precise
-from covector.kernels.progress import Progress
 from covector.kernels.row import Row, Status
 from covector.kernels.subject import variables
 from covector.verify.finding import Finding, Outcome
@@ -37,20 +37,23 @@ class Trial:
     findings: list[Finding]
 
 
-def tried(bench: Bench, lenses: tuple[Lens, ...], progress: Progress, label: str) -> Trial:
-    """The kernel as it was given decides first: through the lenses a wrong one shows the same again."""
-    progress.at(f"outputs and gradients{label}")
+def tried(bench: Bench, lenses: tuple[Lens, ...], begin: Callable[[str], None], label: str) -> Trial:
+    """The kernel as it was given decides first: through the lenses a wrong one shows the same again.
+
+    `begin` is told which step begins.
+    """
+    begin(f"outputs and gradients{label}")
     compared, findings = _as_given(bench, label)
     combined = Combined(bench)
     looked = []
     for lens in lenses:
-        progress.at(f"{lens.name}{label}")
+        begin(f"{lens.name}{label}")
         rows = _rows(lens, bench, combined)
         looked.append((lens.name, rows))
         if any(row.status is not Status.SKIPPED for row in rows):
             findings.append(lens_finding(f"{lens.name}{label}", rows, lens.look_at))
     if not bench.unjudged:
-        progress.at(f"gradient check in float64{label}")
+        begin(f"gradient check in float64{label}")
         findings += precise(bench, f"float64{label}")
     return Trial(bench.dtype, compared, looked, findings)
 

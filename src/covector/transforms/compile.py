@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,6 +19,7 @@ from covector._engine.outside import GONE, Place, by_value, outside_of
 from covector._engine.program import CONSTANT, Program, Run, lower, quietly, trace
 from covector._engine.scopes import here
 from covector._engine.watch import GradModeWatch
+from covector._tasks.progress import progress
 from covector._tree import Arguments, flatten
 from covector.errors import (
     ArgumentTypeError,
@@ -42,8 +40,6 @@ _TRIALS = 7
 _TRIAL_SECONDS = 0.1
 # A ratio of two such times that is not by chance.
 _CLEARLY_LESS = 0.8
-# Seconds after which a person who waits is told for what.
-_PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -243,7 +239,7 @@ class Compiled:
         self, key: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Compile for these arguments, then run."""
-        with TRACING, _progress(self._caller):
+        with TRACING, progress(f"{self._caller}: compiling"):
             entries = self._entries.setdefault(key, [])
             if not any(entry.applies(tensors) for entry in entries):  # otherwise another thread was faster
                 try:
@@ -408,20 +404,3 @@ def _seconds(run: Run, inputs: list[Tensor]) -> float:
         quietly(run, inputs)
         times.append(perf_counter() - start)
     return min(times[1:] or times)
-
-
-@contextmanager
-def _progress(caller: Caller) -> Iterator[None]:
-    """Tell a person at a terminal what takes so long."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    timer = threading.Timer(
-        _PATIENCE, print, [f"{caller}: compiling ..."], {"file": sys.stderr, "flush": True}
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
