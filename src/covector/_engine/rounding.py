@@ -58,10 +58,9 @@ class RandomRounding(DispatchMode):
         return value.layout is torch.strided and 0 not in value.stride()
 
     def _rounded(self, value: Tensor) -> Tensor:
-        """The tensor, multiplied by 1, or half of the time by the number next to it on either side."""
-        drawn = torch.randint(-1, 3, value.shape, generator=self._generator)
-        move = torch.where(drawn == 2, 0, drawn).to(value.device, value.dtype)
-        return value.mul_(1 + move * torch.finfo(value.dtype).eps)
+        """The tensor, multiplied by 1, by 1 + eps or by 1 - eps."""
+        drawn = torch.randint(-1, 2, value.shape, generator=self._generator, dtype=value.dtype.to_real())
+        return value.mul_(drawn.to(value.device).mul_(torch.finfo(value.dtype).eps).add_(1))
 
 
 def _is_view(alias: Any) -> bool:

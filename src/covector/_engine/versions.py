@@ -55,6 +55,8 @@ NEEDED = (
     "torch._functorch.eager_transforms._create_differentiable",
     "torch._functorch.eager_transforms.grad_increment_nesting",
     "torch._functorch.vmap.lazy_load_decompositions",
+    "torch._C._are_functorch_transforms_active",
+    "torch._functorch.utils.enable_single_level_autograd_function",
     "torch._C._vmapmode_decrement_nesting",
     "torch._C._vmapmode_increment_nesting",
     "torch._add_batch_dim",

@@ -17,11 +17,11 @@ from covector.verify.options import Tolerance
 from covector.verify.vectors import products
 
 # Richardson extrapolation: with what weights differences with steps s, 2s and 3s give that with s without its
-# truncation error, up to 4th and up to 6th order.
-_WEIGHTS = {2: (8 / 6, -1 / 6), 3: (45 / 30, -9 / 30, 1 / 30)}
+# truncation error, up to 6th order.
+_WEIGHTS = (45 / 30, -9 / 30, 1 / 30)
 
 # By how much what was extrapolated is noisier than the differences, at most.
-_EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS[3]))
+_EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS))
 
 # A disagreement that extrapolation reduces this many times is truncation error. A mistake stays as it is, and
 # of the error of many kinks, which grows with the square of the step, two thirds stay.
@@ -58,6 +58,10 @@ class Compared:
         arrays = {name: getattr(self, name)[some] for name in _ARRAYS}
         taken = tuple(differences[some] for differences in self.taken)
         return replace(self, look=self.look.part(some), taken=taken, **arrays)
+
+    def each(self) -> list[Compared]:
+        """Every direction by itself."""
+        return [self.part(slice(at, at + 1)) for at in range(len(self))]
 
     def fell_from(self, before: Compared) -> bool:
         """Whether extrapolation took most of what was off away: a mistake stays, and truncation falls."""
@@ -180,38 +184,34 @@ class Examiner:
 
         return self.numeric.difference(move)
 
-    def _spans(self, count: int, start: int = 0) -> Iterator[slice]:
+    def _spans(self, count: int) -> Iterator[slice]:
         """The directions that are differenced at once."""
         size = self.numeric.columns_at_once
-        return (slice(at, min(at + size, count)) for at in range(start, count, size))
+        return (slice(at, min(at + size, count)) for at in range(0, count, size))
 
     def _off(self, differences: np.ndarray, expected: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
             return products(differences, self.analytic.cotangents) - expected
 
     def extrapolated(self, suspects: Compared) -> Compared | None:
-        """What still disagrees once truncation errors and noise are taken into account."""
-        alone = suspects.look.weights.size == 1  # a judge costs little more
-        if alone or suspects.hidden(self.tol).any():
+        """What still disagrees once truncation errors and noise are taken into account.
+
+        Of single columns a judge decides, who finds a better step for all of them.
+        """
+        if suspects.look.columns is not None or suspects.hidden(self.tol).any():
             return suspects
-        directions = suspects.look.columns is None
         few = 2 * suspects.look.width <= constants.EXTRA_RUNS  # to move each column costs no more
-        # What two lengths leave of a truncation error could cancel a mistake; columns are judged later.
-        count = 3 if directions and not few else 2
-        worst = suspects.part(slice(0, 1))
-        better = self._extrapolated(worst, count)
+        worst, *others = suspects.each()
+        better = self._extrapolated(worst)
         if better.suspects(self.tol) is None:
-            return self._still_off(suspects, count)
-        if not directions:
-            return suspects
+            return self._still_off(others)
         if better.fell_from(worst):  # truncation, with the shortest steps that show anything
             return replace(suspects, noise=np.full(len(suspects), np.inf))
         return suspects if few else self._beyond_noise(suspects, better)
 
-    def _still_off(self, suspects: Compared, count: int) -> Compared | None:
-        """What disagrees after the first of the suspects, extrapolated from so many lengths of steps."""
-        spans = self._spans(len(suspects), start=1)
-        return _joined([self._extrapolated(suspects.part(s), count).suspects(self.tol) for s in spans])
+    def _still_off(self, suspects: Sequence[Compared]) -> Compared | None:
+        """What disagrees without its truncation error too."""
+        return _joined([self._extrapolated(one).suspects(self.tol) for one in suspects])
 
     def _beyond_noise(self, suspects: Compared, worst: Compared) -> Compared | None:
         """What still disagrees with steps so long that the noise of the function does not matter."""
@@ -227,14 +227,18 @@ class Examiner:
         if length is None:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
         longer = self._compared(look, mixed, length).suspects(self.tol)
-        return None if longer is None else self._extrapolated(longer, 2).suspects(self.tol)
+        if longer is None:
+            return None
+        worst, *others = longer.each()
+        better = self._extrapolated(worst).suspects(self.tol)
+        return self._still_off(others) if better is None else _joined([better, *others])
 
     def _noise_along(self, compared: Compared) -> _Noise:
         """The noise of the function along one direction: what is left of differences with steps s, 2s and 3s.
 
         Of d(s) = a s + b s^3 + ..., the sum 5 d(s) - 4 d(2s) + d(3s) is left with what is of 5th order.
         """
-        near, far, farthest = self._longer(compared, 3)
+        near, far, farthest = self._longer(compared)
         with np.errstate(all="ignore"):
             left = 5 * near - 4 * far + farthest
             # Each is half of a difference of two values.
@@ -242,28 +246,32 @@ class Examiner:
             mixed = constants.SIGMAS * float(abs(products(left, self.analytic.cotangents)).max())
         return _Noise(left[0], max(mixed, self._mixed(left[0].copy())))
 
-    def _longer(self, compared: Compared, count: int) -> tuple[np.ndarray, ...]:
-        """The differences with steps s, 2s and so on; those that are known are not taken again."""
-        times = range(len(compared.taken) + 1, count + 1)
+    def _longer(self, compared: Compared) -> tuple[np.ndarray, ...]:
+        """The differences with steps s, 2s and 3s; those that are known are not taken again."""
+        times = range(len(compared.taken) + 1, len(_WEIGHTS) + 1)
         return *compared.taken, *(self._differences(compared.look, compared.length, n) for n in times)
 
-    def _extrapolated(self, compared: Compared, count: int) -> Compared:
-        """The same without the leading truncation errors, by differences with so many lengths of steps."""
-        taken, weights = self._longer(compared, count), _WEIGHTS[count]
+    def _extrapolated(self, compared: Compared) -> Compared:
+        """The same without truncation errors up to 6th order.
+
+        With steps of two lengths, a mistake could be cancelled by what they leave of the truncation error.
+        """
+        taken = self._longer(compared)
         with np.errstate(all="ignore"):
-            better = np.add.reduce([weight * part for weight, part in zip(weights, taken, strict=True)])
+            better = np.add.reduce([weight * part for weight, part in zip(_WEIGHTS, taken, strict=True)])
         noise = _EXTRAPOLATED * compared.rounding
         off = self._off(better, compared.expected)
         return replace(compared, differences=better, noise=noise, off=off, taken=taken)
 
 
 def _joined(parts: Sequence[Compared | None]) -> Compared | None:
-    """The suspects of all parts of a look; only that of single columns has several."""
+    """The suspects of all parts of a look."""
     some = [part for part in parts if part is not None]
     if len(some) <= 1:
         return some[0] if some else None
-    columns, weights = ([getattr(part.look, name) for part in some] for name in ("columns", "weights"))
-    look = replace(some[0].look, columns=np.concatenate(columns), weights=np.concatenate(weights))
+    looks = [part.look for part in some]
+    columns = None if looks[0].columns is None else np.concatenate([look.columns for look in looks])
+    look = replace(looks[0], columns=columns, weights=np.concatenate([look.weights for look in looks]))
     arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _ARRAYS}
-    taken = tuple(np.concatenate(parts) for parts in zip(*(part.taken for part in some), strict=True))
+    taken = tuple(map(np.concatenate, zip(*(part.taken for part in some), strict=False)))
     return Compared(look, some[0].length, **arrays, taken=taken)

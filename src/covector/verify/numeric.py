@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from covector._chart import ShapeChange, is_sparse, is_strided
 from covector._engine import graph
 from covector._engine.batch import batched
 from covector._engine.captured import captured
+from covector._engine.functions import forwards_alone
 from covector._engine.levels import GradMode
 from covector._engine.memory import Watch
 from covector._engine.messages import is_out_of_memory
@@ -54,6 +56,7 @@ class Numeric:
         self._made = np.zeros(0)
         """The step of each column that is kept; 0 where none is."""
         self._trusted: bool | None = None if self._stackable else False
+        self._forwards_alone = False
 
     @property
     def _stackable(self) -> bool:
@@ -110,7 +113,12 @@ class Numeric:
         alone = self._measured(moved)
         if any(tensor() is None for tensor in held):
             return None  # it keeps a tensor from each run, which must not be a batch
-        self._batch(np.stack([problem.point, moved]))  # fails early if the function cannot be batched
+        probes = np.stack([problem.point, moved])
+        try:
+            self._batch(probes)
+        except Exception:  # vmap may refuse a custom Function although its forward can be batched
+            self._forwards_alone = True
+            self._batch(probes)  # fails early if the function cannot be batched
         # The known points stand first and last: a rule may be wrong from some point of a batch on.
         probed = np.concatenate([problem.point[None], points, moved[None]])
         rows = self._in_chunks(probed)
@@ -169,7 +177,7 @@ class Numeric:
         problem = self.problem
         stacks = map(_laid_out, problem.chart.from_coords(torch.from_numpy(points)), problem.variables)
         before = problem.runs
-        with GradMode(enabled=False):
+        with GradMode(enabled=False), forwards_alone() if self._forwards_alone else nullcontext():
             values = batched(problem.outputs_of, list(stacks), "same")
         problem.runs = before + len(points)
         rows = problem.outputs.stack_to_coords(values).cpu().numpy()

@@ -97,6 +97,7 @@ class Problem:
         self.is_lifted = False
         """Whether it stands for a function in low precision, which takes the same cotangents."""
         self.closes_over: bool = first is not None and first.closes_over
+        self._repeated = 0
         self.unsteady: np.ndarray | None = None
         """By how much the outputs of two runs at the point differ beyond rounding, if that was asked."""
         self._first, self._most, self._seed = first, max_entries, seed
@@ -275,9 +276,6 @@ class Problem:
         """
         if self.closes_over:
             return None
-        return self._lifted(self.inside) or self._lifted(Promoted(self.device))
-
-    def _lifted(self, inside: AbstractContextManager[Any] | None) -> Problem | None:
         chosen = set(self.arguments.chosen)
         try:
             leaves = [
@@ -291,7 +289,7 @@ class Problem:
                 self._seed,
                 masked=self.masked,
                 device=self.device,
-                inside=inside,
+                inside=Promoted(self.inside),
             )
         except Exception:  # the function refuses: it is differenced as it is
             self.runs += 1
@@ -420,25 +418,25 @@ class Problem:
         with GradMode(enabled=False), suppress(Exception):
             self.call([tensor.clone() for tensor in self.chart.from_coords(torch.from_numpy(point))])
 
-    def require_pure(self) -> None:
-        """Raise `Impure` if another run at the point gives other values; asked once.
+    def require_pure(self, runs: int = 1) -> None:
+        """Raise `Impure` if one of so many runs at the point, in all, gives other values than the first.
 
         What differs by rounding is the same. What differs in the second half of the digits is noise: a solver
         may begin at its last result.
         """
-        if self.unsteady is not None:
-            return
-        before = torch.get_rng_state()
-        again = self.evaluate()
-        with np.errstate(all="ignore"):
-            off = np.where(again == self.value, 0.0, abs(again - self.value))
-            off[np.isnan(again) & np.isnan(self.value)] = 0.0
-            off[off <= _ROUNDINGS * self.rounding * (1 + abs(self.value))] = 0.0
-            same = (off == 0) | (off <= np.sqrt(self.rounding) * (1 + abs(self.value)))
-        if not same.all():
-            where = self.outputs.label(int(np.flatnonzero(~same)[0]), self.output_names)
-            raise Impure(where, draws=not torch.equal(before, torch.get_rng_state()))
-        self.unsteady = off
+        while self._repeated < runs:
+            self._repeated += 1
+            before = torch.get_rng_state()
+            again = self.evaluate()
+            with np.errstate(all="ignore"):
+                off = np.where(again == self.value, 0.0, abs(again - self.value))
+                off[np.isnan(again) & np.isnan(self.value)] = 0.0
+                off[off <= _ROUNDINGS * self.rounding * (1 + abs(self.value))] = 0.0
+                same = (off == 0) | (off <= np.sqrt(self.rounding) * (1 + abs(self.value)))
+            if not same.all():
+                where = self.outputs.label(int(np.flatnonzero(~same)[0]), self.output_names)
+                raise Impure(where, draws=not torch.equal(before, torch.get_rng_state()))
+            self.unsteady = off if self.unsteady is None else np.maximum(off, self.unsteady)
 
     def mutated(self) -> list[str]:
         """The inputs whose leaves the function has changed."""

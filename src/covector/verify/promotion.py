@@ -7,6 +7,8 @@ precision, in which theirs are exact, so that it is the same function. Nothing o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
@@ -14,33 +16,47 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from covector._tree import flatten, unflatten
-from covector.verify.leaves import doubled, is_differentiable
+from covector.verify.leaves import doubled
 
 _DOUBLE = {torch.float64, torch.complex128}
+_LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
 
 
 class Promoted(TorchFunctionMode):
     """Inside, an operation that gets a tensor in double precision gets all of them in double precision."""
 
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
+    def __init__(self, inside: AbstractContextManager[Any] | None) -> None:
+        self._inside = inside
+        """Where the function runs otherwise, if not plainly."""
 
     def __enter__(self) -> Self:
-        """New tensors are made on the caller's device, if there is one."""
-        if self._device is not None:
-            self._device.__enter__()
+        """As the function runs otherwise, and promoted."""
+        if self._inside is not None:
+            self._inside.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
         """As before."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        if self._device is not None:
-            self._device.__exit__(*exception)
+        if self._inside is not None:
+            self._inside.__exit__(*exception)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do the operation."""
-        leaves, spec = flatten((args, kwargs or {}))
-        dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and is_differentiable(leaf)}
-        if len(dtypes) > 1 and not dtypes.isdisjoint(_DOUBLE):
+        kwargs = kwargs or {}
+        dtypes = _dtypes((*args, *kwargs.values()))
+        if not (dtypes.isdisjoint(_DOUBLE) or dtypes.isdisjoint(_LOW)):
+            leaves, spec = flatten((args, kwargs))
             args, kwargs = unflatten([doubled(leaf) for leaf in leaves], spec)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:
+    """Those of the tensors among these values and in lists of them."""
+    found: set[torch.dtype] = set()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.add(value.dtype)
+        elif isinstance(value, list | tuple):
+            found |= _dtypes(value)
+    return found

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import comb, sqrt
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,22 +28,6 @@ from covector.verify import constants
 from covector.verify.options import Tolerance
 
 _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
-
-
-class _Side(NamedTuple):
-    """One side of a stencil."""
-
-    slope: np.ndarray
-    noise: np.ndarray
-    """How far noise may put the slope off."""
-    quiet: np.ndarray
-    """Where the noise of the stencil is on the other side."""
-
-    def has_slope(self, slope: np.ndarray, bound: np.ndarray) -> np.ndarray:
-        """Where it is quiet and its slope can be this one, up to curvature."""
-        return self.quiet & (
-            abs(self.slope - slope) <= self.noise + bound + constants.CURVATURE * abs(self.slope)
-        )
 
 
 @dataclass(frozen=True)
@@ -137,29 +120,20 @@ class Slopes:
         same = abs(self.value - other.value) <= self.bound + other.bound
         return lines & same & (self._is_much_shorter(other) or other._is_much_shorter(self))
 
-    @lazy
-    def _sides(self) -> tuple[_Side, _Side]:
-        sides = (self.left, self.left_level), (self.right, self.right_level)
-        left, right = (
-            _Side(slope, self._of_slope(level), constants.LOUDER * level < self.level)
-            for slope, level in sides
-        )
-        return left, right
-
-    @np.errstate(all="ignore")
-    def is_side_of(self, other: Slopes) -> np.ndarray:
-        """Where this stencil lies on the line of one side of a much longer one, which is not flat."""
-        sides = np.any([side.has_slope(self.value, self.bound) for side in other._sides], axis=0)
-        return self.straight & self.resolves & sides & self._is_much_shorter(other)
-
     def _is_much_shorter(self, other: Slopes) -> bool:
         return other.length >= constants.SHORTER * self.length
 
     @np.errstate(all="ignore")
     def shares_side_with(self, other: Slopes) -> np.ndarray:
-        """Where one side of both is the same line, and their noise is on the other side."""
-        pairs = zip(self._sides, other._sides, strict=True)
-        return np.any([mine.quiet & its.has_slope(mine.slope, mine.noise) for mine, its in pairs], axis=0)
+        """Where one side of both is the same line, up to curvature, and their noise is on the other side."""
+
+        def same(mine: np.ndarray, level: np.ndarray, its: np.ndarray, its_level: np.ndarray) -> np.ndarray:
+            quiet = constants.LOUDER * np.stack([level, its_level]) < [self.level, other.level]
+            allowed = self._of_slope(level) + other._of_slope(its_level) + constants.CURVATURE * abs(its)
+            return quiet.all(0) & (abs(mine - its) <= allowed)
+
+        left = same(self.left, self.left_level, other.left, other.left_level)
+        return left | same(self.right, self.right_level, other.right, other.right_level)
 
     def agrees(self, other: Slopes, row: int) -> bool:
         """Whether two stencils can both be right."""
@@ -219,14 +193,12 @@ class Stencils:
 
     @lazy
     def _shown(self) -> tuple[np.ndarray, ...]:
-        """Where each shows a curve, or a line together with another one, or with one side of that.
+        """Where each shows a curve, or a line together with another one.
 
         No steps look like that.
         """
         return tuple(
-            np.any(
-                [~one.straight, *(one.is_line_of(two) | one.is_side_of(two) for two in self.taken)], axis=0
-            )
+            np.any([~one.straight, *(one.is_line_of(two) for two in self.taken)], axis=0)
             for one in self.taken
         )
 
