@@ -37,6 +37,13 @@ for _distance in (1e-5, -1e-6, 1e-7, 1e-8, -1e-9):
     nearby.pair(f"a drop, {_distance:g} away", lambda f, w=0.7 + _distance: drop(f, w), at(0.7, 0.2, 1.3))
 for _distance in (1e-5, 1e-6, 1e-7, 1e-8, 1e-9):
     nearby.pair(f"a kink, {_distance:g} away", lambda f, w=0.7 + _distance: kink(f, w), at(0.7, 0.2))
+for _distance in (1e-9, 1e-12):
+    nearby.pair(
+        f"a mistake elsewhere, a kink {_distance:g} away",
+        lambda f: lambda x: torch.cat([x[:1].relu(), too_much(x[1:], f)]),
+        at(_distance, 0.13, -1.37, 0.21),
+        factor=1.003,
+    )
 nearby.pair(
     "an angle next to its cut",
     lambda f: lambda x: 2 * too_much(torch.atan2(x.sin(), x.cos()), f),
