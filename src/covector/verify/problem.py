@@ -419,13 +419,15 @@ class Problem:
             self.call([tensor.clone() for tensor in self.chart.from_coords(torch.from_numpy(point))])
 
     def require_pure(self, runs: int = 1) -> None:
-        """Raise `Impure` if one of so many runs at the point, in all, gives other values than the first.
+        """Raise `Impure` if one of so many runs in succession gives other values at the point.
 
         What differs by rounding is the same. What differs in the second half of the digits is noise: a solver
         may begin at its last result.
         """
-        while self._repeated < runs:
-            self._repeated += 1
+        if self._repeated >= runs:
+            return
+        self._repeated = runs
+        for _ in range(runs):
             before = torch.get_rng_state()
             again = self.evaluate()
             with np.errstate(all="ignore"):
