@@ -507,22 +507,20 @@ def interrupted(folder, signum):
     return process.returncode, first, rest, errors, workers
 
 
-def test_interrupted(folder):
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep)])
+def test_interrupted(signum, folder):
     """What ended before is shown and saved, and no process stays behind."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    with ThreadPoolExecutor(2) as pool:
-        ended = dict(zip(signals, pool.map(interrupted, (folder, folder), signals), strict=True))
-    for signum, (code, first, rest, errors, workers) in ended.items():
-        assert first.startswith("PASSED        slow.py::sin  ")
-        assert re.fullmatch(r"\ninterrupted: 1 of 2 cases in \d+\.\d s: 1 passed\n", rest)
-        assert (code, errors) == (130, "")
-        data = json.loads((folder / f"{signum.name}.json").read_text())
-        assert (data["interrupted"], data["cases"], len(data["results"])) == (True, 2, 1)
-        assert workers
-        deadline = time.monotonic() + 60
-        while any(Path(f"/proc/{worker}").exists() for worker in workers):
-            assert time.monotonic() < deadline, "a process stayed behind"
-            time.sleep(0.1)
+    code, first, rest, errors, workers = interrupted(folder, signum)
+    assert first.startswith("PASSED        slow.py::sin  ")
+    assert re.fullmatch(r"\ninterrupted: 1 of 2 cases in \d+\.\d s: 1 passed\n", rest)
+    assert (code, errors) == (130, "")
+    data = json.loads((folder / f"{signum.name}.json").read_text())
+    assert (data["interrupted"], data["cases"], len(data["results"])) == (True, 2, 1)
+    assert workers
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "a process stayed behind"
+        time.sleep(0.1)
 
 
 def test_the_reader_has_gone(folder, monkeypatch, capfd):

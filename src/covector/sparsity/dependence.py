@@ -50,6 +50,14 @@ class Dependence:
         """The same sets for other elements."""
         return Dependence(ids, self.sets)
 
+    def reshape(self, *shape: Any) -> Dependence:
+        """The same elements in another shape."""
+        return self.with_ids(self.ids.reshape(*shape))
+
+    def expand(self, *shape: Any) -> Dependence:
+        """Elements repeated, as by broadcasting."""
+        return self.with_ids(self.ids.expand(*shape))
+
     def anything(self) -> bool:
         """Whether any element depends on any input."""
         return bool((self.ids != NONE).any())
@@ -95,9 +103,9 @@ def merged(dependences: Sequence[Dependence]) -> tuple[Any, list[Tensor]]:
 def united(dependences: Sequence[Dependence], shape: Sequence[int]) -> Dependence:
     """The union, element by element, after broadcasting to a shape."""
     result = dependences[0]
-    result = result.with_ids(result.ids.expand(tuple(shape)))
+    result = result.expand(tuple(shape))
     for other in dependences[1:]:
-        result = _united_pair(result, other.with_ids(other.ids.expand(tuple(shape))))
+        result = _united_pair(result, other.expand(tuple(shape)))
     return result
 
 
@@ -107,7 +115,7 @@ def _united_pair(one: Dependence, other: Dependence) -> Dependence:
     if _all_written_out(one) and _all_written_out(other):
         new = _pairs(one.sets, one.ids.reshape(-1), other.sets, other.ids.reshape(-1))
         if new is not None:
-            return new.with_ids(new.ids.reshape(one.ids.shape))
+            return new.reshape(one.ids.shape)
     table, (first, second) = merged([one, other])
     both = (first != second) & (first >= _FIXED) & (second >= _FIXED)
     # Where one of the two is empty, or all, the larger set is the union.
@@ -173,7 +181,7 @@ def united_rows(ids: Tensor, sets: Any) -> Dependence:
     count = groups.numel()
     starts = np.arange(count + 1, dtype=np.int64) * width
     result = united_groups(ids.reshape(-1), starts, sets)
-    return result.with_ids(result.ids.reshape(groups))
+    return result.reshape(groups)
 
 
 def _members(flat: Integers, starts: Integers, groups: Integers) -> tuple[Integers, Integers]:

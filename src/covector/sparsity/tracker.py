@@ -64,6 +64,13 @@ class Operation:
         """What each element of an argument depends on; None if nothing does."""
         return self.tracker.dependence(tensor) if isinstance(tensor, Tensor) else None
 
+    def moving(self, name: str) -> Dependence:
+        """What each element of an argument depends on; where nothing does, no rule is asked about it."""
+        found = self.dependence(self[name])
+        if found is None:
+            raise NoRule
+        return found
+
     def known(self, *tensors: Any) -> bool:
         """Whether these are constants."""
         return all(self.tracker.known(tensor) for tensor in tensors_in(tensors))
@@ -221,7 +228,7 @@ class Tracker:
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         whole = everything(operation)
         for tensor in operation.call.written():
-            self._write(tensor, whole.with_ids(whole.ids.expand(tensor.shape)))
+            self._write(tensor, whole.expand(tensor.shape))
 
     def _only_views(self, call: Call, tensors: list[Tensor]) -> bool:
         return all(result is None or self._is_view(call, result, tensors) for result in call.results)
@@ -293,13 +300,13 @@ def everything(operation: Operation) -> Dependence:
 def mixed(operation: Operation) -> Dependences:
     """Every element of every result depends on all that any argument depends on."""
     whole = everything(operation)
-    return [None if r is None else whole.with_ids(whole.ids.expand(r.shape)) for r in operation.results]
+    return [None if r is None else whole.expand(r.shape) for r in operation.results]
 
 
 def _joined(dependence: Dependence) -> Dependence:
     """The union over all elements."""
     joined = united_rows(dependence.ids.reshape(1, -1), dependence.sets)
-    return joined.with_ids(joined.ids.reshape(()))
+    return joined.reshape(())
 
 
 # Operations whose result does not depend on the numbers of what they are given.

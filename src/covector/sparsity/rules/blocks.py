@@ -14,10 +14,26 @@ from covector.sparsity.tracker import Dependences, NoRule, Operation, mixed
 
 def fourier(operation: Operation) -> Dependences:
     """Every element along the transformed axes reads every one."""
-    source = operation.dependence(operation["self"])
-    assert source is not None
-    joined = over(source, axes_of(operation["dim"], source.ids.ndim), keepdim=True)
-    return [joined.with_ids(joined.ids.expand(operation.result.shape))]
+    source = operation.moving("self")
+    return [along([source], axes_of(operation["dim"], source.ids.ndim), operation.result.shape)]
+
+
+def apart(operation: Operation, parts: Sequence[Dependence], lead: Sequence[int]) -> Dependences:
+    """The parts have an element for each index of the leading axes; a result has it at all of its own.
+
+    Results with other axes are numbers that are not differentiated: pivots, states, the weight of a loss.
+    """
+    joined, lead = united(parts, lead), tuple(lead)
+    results: list[Dependence | None] = []
+    for result in operation.results:
+        if result is not None and result.shape[: len(lead)] == lead:
+            ones = [1] * (result.ndim - len(lead))
+            results.append(joined.reshape(*lead, *ones).expand(result.shape))
+        elif result is not None and result.is_floating_point() and result.ndim and result.numel():
+            raise NoRule
+        else:
+            results.append(None)
+    return results
 
 
 def matrices(operation: Operation) -> Dependences:
@@ -26,18 +42,7 @@ def matrices(operation: Operation) -> Dependences:
     if any(tensor.ndim < 2 for tensor, _ in tracked):
         raise NoRule
     batch = max((tensor.shape[:-2] for tensor in operation.call.tensors() if tensor.ndim >= 2), key=len)
-    joined = united([over(part, [-1, -2], keepdim=False) for _, part in tracked], batch)
-    return [_spread(joined, result) for result in operation.results]
-
-
-def _spread(joined: Dependence, result: Tensor | None) -> Dependence | None:
-    """One set for each matrix of a batch, for all that a result has of it."""
-    if result is None:
-        return None
-    batch = joined.ids.shape
-    if result.shape[: len(batch)] != batch:
-        raise NoRule
-    return joined.with_ids(joined.ids.reshape(*batch, *[1] * (result.ndim - len(batch))).expand(result.shape))
+    return apart(operation, [over(part, [-1, -2], keepdim=False) for _, part in tracked], batch)
 
 
 # Solvers: the matrix and the right-hand sides.
@@ -58,14 +63,12 @@ def solve(operation: Operation) -> Dependences:
     from_right = operation["left"] is False
     if operation.dependence(matrix) is not None or moving is None or from_right or sides.ndim != matrix.ndim:
         return matrices(operation)
-    joined = over(moving, [-2], keepdim=True)
-    results: list[Dependence | None] = []
-    for result in operation.results:
-        fits = result is not None and result.ndim == joined.ids.ndim and result.is_floating_point()
-        results.append(
-            joined.with_ids(joined.ids.expand(result.shape)) if fits and result is not None else None
-        )
-    return results
+    return [
+        along([moving], [-2], r.shape)
+        if r is not None and r.ndim == sides.ndim and r.is_floating_point()
+        else None
+        for r in operation.results
+    ]
 
 
 def layer_norm_backward(operation: Operation) -> Dependences:
@@ -97,7 +100,7 @@ def batch_norm_backward(operation: Operation) -> Dependences:
         None
         if by_input is None
         else united(tracked if not operation["train"] else [channel], by_input.shape),
-        *(None if r is None else channel.with_ids(channel.ids.reshape(-1)) for r in by_rest),
+        *(None if r is None else channel.reshape(-1) for r in by_rest),
     ]
 
 
@@ -112,41 +115,22 @@ def _channels(operation: Operation) -> list[int]:
 
 def attention(operation: Operation) -> Dependences:
     """Heads stay apart: all else of a head is mixed."""
-    tracked = list(operation.tracked())
-    if any(part.ids.ndim != 4 for _, part in tracked):
+    tracked = [part for _, part in operation.tracked()]
+    if any(part.ids.ndim != 4 for part in tracked):
         raise NoRule
-    heads = united(
-        [over(part, [-1, -2], keepdim=True) for _, part in tracked], (*tracked[0][1].ids.shape[:2], 1, 1)
-    )
-    results: list[Dependence | None] = []
-    for result in operation.results:
-        fits = result is not None and result.ndim == 4 and result.shape[:2] == heads.ids.shape[:2]
-        if not fits and result is not None and result.is_floating_point() and result.numel():
-            raise NoRule
-        results.append(
-            heads.with_ids(heads.ids.expand(result.shape)) if fits and result is not None else None
-        )
-    return results
+    heads = [over(part, [-1, -2], keepdim=False) for part in tracked]
+    return apart(operation, heads, heads[0].ids.shape)
 
 
 def samples(operation: Operation) -> Dependences:
     """The first axis is one of samples, which stay apart; all else of a sample is mixed."""
     tracked = [part for _, part in operation.tracked()]
     count = operation.result.shape[:1]
-    if not operation.result.ndim or any(not part.ids.ndim for part in tracked):
+    if not count or any(not part.ids.ndim for part in tracked):
         return mixed(operation)  # a mean over all samples
-    if not count or any(part.ids.ndim == 0 or part.ids.shape[:1] != count for part in tracked):
+    if any(part.ids.shape[:1] != count for part in tracked):
         raise NoRule
-    joined = united([over(part, range(1, part.ids.ndim), keepdim=False) for part in tracked], count)
-    results: list[Dependence | None] = []
-    for result in operation.results:
-        if result is None or not result.ndim:  # the total weight of a loss, which is not differentiated
-            results.append(None)
-            continue
-        if result.shape[:1] != count:
-            raise NoRule
-        results.append(joined.with_ids(joined.ids.reshape(-1, *[1] * (result.ndim - 1)).expand(result.shape)))
-    return results
+    return apart(operation, [over(part, range(1, part.ids.ndim), keepdim=False) for part in tracked], count)
 
 
 _MATRICES = (

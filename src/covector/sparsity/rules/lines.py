@@ -27,7 +27,7 @@ def over(dependence: Dependence, axes: Sequence[int], *, keepdim: bool) -> Depen
     joined = united_rows(lines, dependence.sets)
     if keepdim:
         shape = [1 if axis in axes else size for axis, size in enumerate(ids.shape)]
-        return joined.with_ids(joined.ids.reshape(shape))
+        return joined.reshape(shape)
     return joined
 
 
@@ -43,4 +43,9 @@ def selected(dependence: Dependence, pattern: Any) -> Dependence:
     starts = pattern.indptr[:-1].astype(np.int64) + pattern.nnz * np.arange(count)[:, None]
     starts = np.append(starts.reshape(-1), count * pattern.nnz)
     joined = united_groups(read, starts, dependence.sets)
-    return joined.with_ids(joined.ids.reshape(*lead, pattern.shape[0]))
+    return joined.reshape(*lead, pattern.shape[0])
+
+
+def by_plane(dependence: Dependence, pattern: Any, shape: Sequence[int]) -> Dependence:
+    """The same for each plane of a tensor, whose positions the pattern counts."""
+    return selected(dependence.reshape(-1, pattern.shape[1]), pattern).reshape(tuple(shape))

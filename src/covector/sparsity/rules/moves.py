@@ -61,8 +61,7 @@ def _moved_to_anywhere(operation: Operation, moved: Sequence[str]) -> Dependence
     """Unknown places: of all elements along the axes in question, one is taken."""
     if operation.name not in ("gather", "index_select", "index", "_unsafe_index"):
         raise NoRule
-    source = operation.dependence(operation["self"])
-    assert source is not None
+    source = operation.moving("self")
     if operation.name == "gather" and (chosen := _among_choices(operation, source)) is not None:
         return [chosen]
     if operation.name in ("gather", "index_select"):

@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from covector.sparsity.rules.lines import selected
+from covector.sparsity.rules.lines import by_plane
 from covector.sparsity.tracker import Dependences, NoRule, Operation
 
 # Entries of that matrix beyond which it is not made.
@@ -43,10 +43,8 @@ _BACKWARD = [f"{name}_backward" for name in _FORWARD] + [
 def plane(operation: Operation) -> Dependences:
     """Run the operation on a batch with a one at each position."""
     name = next(key for key in ("grad_output", "self", "input") if operation[key] is not None)
-    source = operation.dependence(operation[name])
+    source = operation.moving(name)
     count = next(number for mark, number in _DIMENSIONS.items() if mark in operation.name)
-    if source is None:
-        raise NoRule
     size, result = tuple(operation[name].shape[-count:]), operation.result
     positions = math.prod(size)
     if positions * math.prod(result.shape[-count:]) > _MOST:
@@ -57,8 +55,7 @@ def plane(operation: Operation) -> Dependences:
     }
     found = operation.call.function(**(arguments | {name: units}))
     pattern = sparse.csr_array(found.reshape(positions, -1).T.numpy() != 0)
-    lines = selected(source.with_ids(source.ids.reshape(-1, positions)), pattern)
-    return [lines.with_ids(lines.ids.reshape(result.shape))]
+    return [by_plane(source, pattern, result.shape)]
 
 
 def _resized(key: str, value: Any, positions: int, result: Tensor, count: int) -> Any:

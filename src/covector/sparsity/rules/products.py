@@ -70,11 +70,11 @@ def _shaped(dependence: Dependence, shape: torch.Size) -> Dependence:
     """The product of matrices as the operation returned it; a full factor leaves an axis of one."""
     wanted = [*dependence.ids.shape]
     if dependence.ids.numel() == shape.numel():
-        return dependence.with_ids(dependence.ids.reshape(shape))
+        return dependence.reshape(shape)
     if len(wanted) == len(shape) + 1:
         squeezed = dependence.ids.squeeze(-1) if dependence.ids.shape[-1] == 1 else dependence.ids.squeeze(-2)
         dependence = dependence.with_ids(squeezed)
-    return dependence.with_ids(dependence.ids.expand(shape))
+    return dependence.expand(shape)
 
 
 def _times(factor: Tensor | None, columns: Dependence) -> Dependence:

@@ -21,9 +21,7 @@ def axes_of(dim: Any, ndim: int) -> list[int]:
 
 def reduce(operation: Operation) -> Dependences:
     """One element for each line along the axes."""
-    source = operation.dependence(operation["self"])
-    if source is None:
-        raise NoRule
+    source = operation.moving("self")
     joined = over(source, axes_of(operation["dim"], source.ids.ndim), keepdim=False)
     return [_shaped(joined, result) for result in operation.results]
 
@@ -33,7 +31,7 @@ def _shaped(dependence: Dependence, result: Tensor | None) -> Dependence | None:
         return None
     if dependence.ids.numel() != result.numel():
         raise NoRule
-    return dependence.with_ids(dependence.ids.reshape(result.shape))
+    return dependence.reshape(result.shape)
 
 
 def along(dependences: Sequence[Dependence], axes: Sequence[int], shape: Sequence[int]) -> Dependence:
@@ -54,8 +52,7 @@ def mix(operation: Operation) -> Dependences:
 
 def trace(operation: Operation) -> Dependences:
     """The sum of the diagonal."""
-    source = operation.dependence(operation["self"])
-    assert source is not None
+    source = operation.moving("self")
     return [over(source.with_ids(source.ids.diagonal()), [0], keepdim=False)]
 
 

@@ -6,14 +6,12 @@ import numpy as np
 from scipy import sparse
 
 from covector.sparsity.rules.lines import selected
-from covector.sparsity.tracker import Dependences, NoRule, Operation
+from covector.sparsity.tracker import Dependences, Operation
 
 
 def scan(operation: Operation) -> Dependences:
     """Sums and products of all elements so far."""
-    source = operation.dependence(operation["self"])
-    if source is None:
-        raise NoRule
+    source = operation.moving("self")
     if source.ids.ndim == 0:
         return [source]
     axis, length = operation["dim"], source.ids.shape[operation["dim"]]

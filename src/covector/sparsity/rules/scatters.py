@@ -23,7 +23,7 @@ def collected(source: Dependence, places: Tensor, shape: Sequence[int]) -> Depen
     starts = np.concatenate([[0], np.cumsum(np.bincount(flat, minlength=count))])
     ids = source.ids.expand(places.shape).reshape(-1)[torch.from_numpy(order)]
     found = united_groups(ids, starts, source.sets)
-    return found.with_ids(found.ids.reshape(tuple(shape)))
+    return found.reshape(tuple(shape))
 
 
 def _positions(shape: Sequence[int]) -> Tensor:
@@ -85,10 +85,10 @@ def _anywhere(operation: Operation) -> list[Dependence]:
     if source is None:
         return []
     if operation["dim"] is None or source.ids.ndim == 0:
-        return [over(source.with_ids(source.ids.reshape(-1)), [0], keepdim=False)]
+        return [over(source.reshape(-1), [0], keepdim=False)]
     joined = over(source, [operation["dim"]], keepdim=True)
     fits = all(a in (1, b) for a, b in zip(joined.ids.shape, operation.result.shape, strict=True))
-    return [joined if fits else over(source.with_ids(source.ids.reshape(-1)), [0], keepdim=False)]
+    return [joined if fits else over(source.reshape(-1), [0], keepdim=False)]
 
 
 def put(operation: Operation) -> Dependences:
@@ -109,28 +109,25 @@ def spread(operation: Operation) -> Dependences:
 
 def embedding_backward(operation: Operation) -> Dependences:
     """The gradient by a table collects the rows that were looked up."""
-    gradient, indices = operation.dependence(operation["grad_output"]), operation["indices"]
-    if gradient is None or not operation.known(indices):
+    gradient, indices = operation.moving("grad_output"), operation["indices"]
+    if not operation.known(indices):
         raise NoRule
     rows = operation.result.shape[1]
     places = indices.reshape(-1, 1) * rows + torch.arange(rows)
-    return [collected(gradient.with_ids(gradient.ids.reshape(-1, rows)), places, operation.result.shape)]
+    return [collected(gradient.reshape(-1, rows), places, operation.result.shape)]
 
 
 def unfold_backward(operation: Operation) -> Dependences:
     """Each element collects the windows that it was part of."""
-    gradient = operation.dependence(operation["grad_in"])
-    if gradient is None:
-        raise NoRule
     shape = operation.result.shape
     places = _positions(shape).unfold(operation["dim"], operation["size"], operation["step"])
-    return [collected(gradient, places, shape)]
+    return [collected(operation.moving("grad_in"), places, shape)]
 
 
 def col2im(operation: Operation) -> Dependences:
     """Each pixel collects the columns that it was part of, channel by channel."""
-    columns = operation.dependence(operation["self"])
-    if columns is None or operation.result.ndim != 4:
+    columns = operation.moving("self")
+    if operation.result.ndim != 4:
         raise NoRule
     shape = operation.result.shape
     geometry = (operation[name] for name in ("kernel_size", "dilation", "padding", "stride"))

@@ -12,7 +12,7 @@ from scipy import sparse
 from torch import Tensor
 
 from covector.sparsity.dependence import Dependence, merged, united
-from covector.sparsity.rules.lines import over, selected
+from covector.sparsity.rules.lines import by_plane, over, selected
 from covector.sparsity.tracker import Dependences, NoRule, Operation
 
 Integers = NDArray[np.int64]
@@ -98,7 +98,7 @@ class _Convolution:
         if masks is None:
             channels = over(dependence.with_ids(ids), [2], keepdim=True)
             found = selected(channels, meeting.pattern())
-            return found.with_ids(found.ids.expand(shape).reshape(target.shape))
+            return found.expand(shape).reshape(target.shape)
         return self._masked(dependence.with_ids(ids), masks, meeting, shape, target)
 
     def _masks(self, *, turned: bool) -> Tensor | None:
@@ -201,8 +201,7 @@ def _to_input(
     if gradient is not None:
         parts.append(_Convolution(operation, sides, operation["weight"]).pulled(gradient, turned=not turned))
     if weight is not None:
-        whole = over(weight, range(weight.ids.ndim), keepdim=True)
-        parts.append(whole)
+        parts.append(over(weight, range(weight.ids.ndim), keepdim=True))
     return united(parts, result.shape) if parts else None
 
 
@@ -220,7 +219,7 @@ def _to_weight(operation: Operation, result: Tensor | None, *, turned: bool) -> 
             channels = over(channels, [0], keepdim=True)
         shape = [1] * result.ndim
         shape[axis] = channels.ids.numel()
-        parts.append(channels.with_ids(channels.ids.reshape(shape)))
+        parts.append(channels.reshape(shape))
     return united(parts, result.shape) if parts else None
 
 
@@ -241,10 +240,6 @@ def _pooling(operation: Operation, near: Tensor, far: Tensor) -> Meetings:
     return meetings(Geometry(near_size, far_size, kernel, stride, padding, dilation))
 
 
-def _planes(dependence: Dependence, size: int) -> Dependence:
-    return dependence.with_ids(dependence.ids.reshape(-1, size))
-
-
 def pool(operation: Operation) -> Dependences:
     """Each element reads its window; the indices of a largest element lie in it."""
     result = operation.result
@@ -254,8 +249,7 @@ def pool(operation: Operation) -> Dependences:
     source = operation.dependence(operation["self"])
     if source is None:
         return [None for _ in operation.results]
-    found = selected(_planes(source, meeting.sizes[1]), meeting.pattern())
-    first = found.with_ids(found.ids.reshape(result.shape))
+    first = by_plane(source, meeting.pattern(), result.shape)
     return [first, *(None for _ in operation.results[1:])]
 
 
@@ -272,12 +266,9 @@ def _remember_choices(operation: Operation, meeting: Meetings) -> None:
 
 def pool_backward(operation: Operation) -> Dependences:
     """Each element of the input reads the windows that it is part of."""
-    gradient = operation.dependence(operation["grad_output"])
-    if gradient is None:
-        raise NoRule
+    gradient = operation.moving("grad_output")
     meeting = _pooling(operation, operation["self"], operation["grad_output"]).turned()
-    found = selected(_planes(gradient, meeting.sizes[1]), meeting.pattern())
-    return [found.with_ids(found.ids.reshape(operation.result.shape))]
+    return [by_plane(gradient, meeting.pattern(), operation.result.shape)]
 
 
 RULES = {
