@@ -284,6 +284,13 @@ class Wrong:
     transposed = staticmethod(lambda: covector.check(strided, (M.T,)))
     module = staticmethod(lambda: covector.check(MODEL, torch.ones(2, 3).double()))
     method = staticmethod(lambda: covector.check(MODEL.forward, x))
+    network = staticmethod(lambda: covector.check(network(), BATCH))
+    evaluated = staticmethod(lambda: covector.check(network().eval(), BATCH))
+    method_of_a_network = staticmethod(
+        lambda: covector.check(network().forward, BATCH.clone().requires_grad_())
+    )
+    half_precision = staticmethod(lambda: covector.check(network(torch.bfloat16), BATCH.bfloat16()))
+    networks = staticmethod(lambda: covector.check(both, (torch.nn.Linear(3, 1).double(), Model(), x)))
     named_lambda = staticmethod(lambda: covector.check(CUBES, x))
     parameters = staticmethod(lambda: covector.check(tree, (-M.detach(), PARAMETERS)))
     sparse = staticmethod(
@@ -344,6 +351,7 @@ def _caught(door, *arguments):
 X_LARGE = torch.linspace(-1.1, 1, 30, dtype=torch.float64, requires_grad=True)
 Z = torch.tensor([1 + 2j, 0.5 - 1j], requires_grad=True)
 M = torch.tensor([[1.0, -2.0, 3.0]] * 2, dtype=torch.float64, requires_grad=True)
+BATCH = torch.linspace(-1, 1.5, 12, dtype=torch.float64).square().reshape(4, 3) - 0.5
 G = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
 
 SPARSE = (torch.eye(30) * torch.linspace(-1, 1, 30)).double().to_sparse_csr().requires_grad_()
@@ -363,6 +371,34 @@ class Model(torch.nn.Module):
 
 
 MODEL = Model()
+
+
+class Cubed(torch.nn.Module):
+    """Cubes, as the last layer of a network."""
+
+    def __init__(self, times, *, power=1):
+        super().__init__()
+        self.times, self.power = times, power
+
+    def forward(self, x):
+        return self.times * cube(x) ** self.power
+
+
+def network(dtype=torch.float64):
+    """A network of random weights, of classes of torch's and one with arguments of its own."""
+    layers = torch.nn.Linear(3, 4, bias=False), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), Cubed(2, power=2)
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def both(first, second, x):
+    return first(second(x))
+
+
+class Hidden(Cubed):
+    """A module that does not keep what it was constructed with."""
+
+    def __init__(self, given):
+        super().__init__(2 * given)
 
 
 def filled(x):
@@ -408,8 +444,8 @@ UNDEFINED = {
     "a lambda": (lambda: _wrapped(x), r"function, the lambda of line \d+ in test_report\.py"),
     "a closure": (lambda: _closure(x), r"inner, the function of line \d+ in test_report\.py"),
     "a class": (lambda: covector.check(_class().apply, x), "Inner, the class of that name"),
-    "a module": (lambda: covector.check(Model(), x), "module, the Model that was given"),
-    "its method": (lambda: covector.check(Model().forward, x), "owner_of_forward, the Model that was given"),
+    "a module": (lambda: covector.check(Hidden(1), x), "module, the Hidden that was given"),
+    "its method": (lambda: covector.check(Hidden(1).forward, x), "module, the Hidden that was given"),
     "a partial": (lambda: covector.check(partial(cube), x), "function, the partial that was given"),
     "blocks": (
         lambda: covector.check(filled, (-torch.eye(4)).double().to_sparse_bsr((2, 2)).requires_grad_()),

@@ -109,7 +109,7 @@ def _regular(value: Tensor) -> str:
         return ""
     if bool((flat == flat[0]).all()):
         return f"torch.full({tuple(value.shape)}, {first!r}, dtype={value.dtype}{grad})"
-    if value.dim() != 1 or value.is_complex():
+    if value.dim() != 1 or value.is_complex() or len(flat) < 3:  # any two numbers are evenly spaced
         return ""
     if not torch.equal(torch.linspace(first, last, len(flat), dtype=value.dtype), flat):
         return ""

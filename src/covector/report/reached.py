@@ -36,7 +36,12 @@ def reached(function: Any, nameless: str = "function") -> Reached:
             return Reached(f"{prefix}.{name}")
     if isinstance(function, MethodType):
         return reached(function.__self__, f"owner_of_{name}").attribute(name)
-    return next(_global_names(function), None) or _undefined(function, name, nameless)
+    return global_name(function) or _undefined(function, name, nameless)
+
+
+def global_name(function: Any) -> Reached | None:
+    """How it is reached by a global name, if it has one."""
+    return next(_global_names(function), None)
 
 
 def _global_names(function: Any) -> Iterator[Reached]:

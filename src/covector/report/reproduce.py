@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from covector._tree import parameter_names
 from covector.report.inputs import Input, can_be_saved, known_inputs, loaded, save, written_out
-from covector.report.reached import reached
+from covector.report.modules import Remade, remade
+from covector.report.reached import IMPORT, reached
 from covector.verify.options import Options, Tolerance
 
 _WIDTH = 96
@@ -102,32 +104,49 @@ class Reproduction:
     """What no line can make, and the reader has to define first."""
     inputs: tuple[Input, ...]
     call: str
+    modules: tuple[Remade, ...] = ()
     report: str = "report"
     """How the reader gets at the report."""
 
     def text(self, file: str = "") -> str:
-        """The lines; inputs whose making is not known are loaded from a file.
+        """The lines; inputs whose making is not known, and states of modules, are loaded from a file.
 
         If it is not written yet, a remark says how it is.
         """
+        unknown = {given.name: given for given in self._unknown}
+        loaded_from_file = [str(made) for made in self.modules if made.state] + [*map(str, unknown.values())]
         lines = [*self.imports, *(f"# define first: {what}" for what in self.missing)]
-        if self.saved and not file:
-            save = f"{self.report}.save_inputs({FILE!r})"
-            lines.append(f"# run first: {save}, which writes {'; '.join(map(str, self.saved))}")
-        if self.saved:
+        if loaded_from_file and not file:
+            remark = f"run first: {self.report}.save_inputs({FILE!r}), which writes "
+            lines += _remark(remark + "; ".join(loaded_from_file))
+        if loaded_from_file:
             lines += ["import numpy", f"saved = numpy.load({file or FILE!r})"]
+        for made in self.modules:
+            lines += made.lines
         for given in self.inputs:
-            lines += given.made or (loaded(given) if given in self.saved else (f"# define first: {given}",))
+            lines += given.made or (loaded(given) if given.name in unknown else (f"# define first: {given}",))
         return "\n".join([*lines, self.call])
 
     @property
-    def saved(self) -> tuple[Input, ...]:
+    def _unknown(self) -> tuple[Input, ...]:
         """The inputs whose making is not known, and that an array can hold."""
         return tuple(given for given in self.inputs if not given.made and can_be_saved(given.value))
 
+    @property
+    def saved(self) -> tuple[Input, ...]:
+        """What is saved: the inputs whose making is not known, and the states of modules."""
+        return (*self._unknown, *(given for made in self.modules for given in made.state))
+
     def save(self, path: Path) -> bool:
-        """Save the inputs whose making is not known; False if there are none."""
+        """Save what the lines load; False if that is nothing."""
         return save(self.saved, path)
+
+
+def _remark(text: str) -> list[str]:
+    """A comment, in lines that are not too long."""
+    return textwrap.wrap(
+        f"# {text}", _WIDTH, subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def reproduction(call: Call, options: Options, *, by_name: bool = False) -> Reproduction:
@@ -154,6 +173,7 @@ def call_again(call: Call, options: Sequence[str], *, by_name: bool = False) -> 
         tuple(written.missing),
         known_inputs(written.tensors),
         line,
+        tuple(written.modules.values()),
         "report" if call.verb.startswith("check") else "error.report",
     )
 
@@ -165,18 +185,34 @@ class _Written:
         self.call = call
         self.by_name = by_name
         self.tensors: dict[str, Tensor] = {}
+        self.modules: dict[int, Remade] = {}
         self.imports: dict[str, None] = {}
         self.missing: dict[str, None] = {}
         sizes = [t.shape.numel() for t in _tensors((call.args, call.kwargs))]
         self.few = sum(sizes) <= _FEW
 
     def function(self, function: Callable[..., Any], name: str) -> str:
-        """A function: how it is reached."""
-        found = reached(function, "module" if isinstance(function, torch.nn.Module) else name)
+        """A function: how it is reached; a module is made again, with the state that it has."""
+        if isinstance(function, torch.nn.Module):
+            return self.module(function, "module" if name == "function" else name)
+        if isinstance(function, MethodType) and isinstance(function.__self__, torch.nn.Module):
+            return f"{self.module(function.__self__, 'module')}.{function.__name__}"
+        found = reached(function, name)
         self.imports |= dict.fromkeys(found.imports)
         if found.missing:
             self.missing[found.missing] = None
         return found.text
+
+    def module(self, module: torch.nn.Module, name: str) -> str:
+        """A module: the name that it is given."""
+        if id(module) not in self.modules:
+            if (made := remade(module, name)) is None:
+                self.missing[f"{name}, the {type(module).__name__} that was given"] = None
+                return name
+            self.modules[id(module)] = made
+            self.imports |= dict.fromkeys((IMPORT, *made.imports))
+            self.missing |= dict.fromkeys(made.missing)
+        return self.modules[id(module)].name
 
     def arguments(self) -> list[str]:
         """The inputs, and the keyword arguments if there are any."""

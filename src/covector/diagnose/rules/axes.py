@@ -283,7 +283,18 @@ def _spread(s: Suspect) -> str:
 def _mean(s: Suspect, axis: int, size: int) -> str:
     if not s.explains(s.numeric / size):
         return ""
+    if size == 2 and not _is_broadcast(s, axis):  # a factor 2 that was left out is more frequent
+        return ""
     return f"is a mean over dimension {axis} of {s.outputs.name}, which has size {size}, not a sum"
+
+
+def _is_broadcast(s: Suspect, axis: int) -> bool:
+    """Whether the shape of the input is that of the output, but for this axis and others that it lacks."""
+    if s.inputs.part is None or s.outputs.part is None:
+        return False
+    to = s.outputs.part.shape
+    own = (1,) * (len(to) - len(s.inputs.part.shape)) + tuple(s.inputs.part.shape)
+    return len(own) == len(to) and own[axis] == 1 and all(n in (1, m) for n, m in zip(own, to, strict=True))
 
 
 def _partial(s: Suspect, shape: tuple[int, ...], axis: int) -> str:
