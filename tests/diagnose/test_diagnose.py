@@ -1132,3 +1132,48 @@ def test_mistakes_of_many_fields_have_their_name(name):
     first = covector.check(function, _drawn(*shapes)).worst.diagnoses[0]
     assert first.rule == rule
     assert words in first.evidence
+
+
+def attention_pull(g, q, k, v):
+    """The gradient of attention, with the sum in that of its softmax along the wrong axis."""
+    size = q.shape[-1] ** 0.5
+    weights = (q @ k.transpose(-1, -2) / size).softmax(-1)
+    pulled_weights = g @ v.transpose(-1, -2)
+    pulled_scores = weights * (pulled_weights - (pulled_weights * weights).sum(-2, keepdim=True)) / size
+    return pulled_scores @ k, pulled_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ g
+
+
+def unflipped_pull(g, x, w):
+    """The gradient of a convolution, whose kernel is not flipped for that of the image."""
+    return F.conv2d(g, w.transpose(0, 1), padding="same"), torch.nn.grad.conv2d_weight(
+        x, w.shape, g, padding=w.shape[-1] // 2
+    )
+
+
+LARGE = {
+    "attention": (
+        ruled(F.scaled_dot_product_attention, attention_pull),
+        normal((16, 16), (16, 16), (16, 16)),
+        "in the gradient for input `arg0`, elements interact along dimensions 0 and 1; in the function, "
+        "along dimension 1",
+    ),
+    "attention of several heads": (
+        ruled(F.scaled_dot_product_attention, attention_pull),
+        normal((2, 3, 12, 8), (2, 3, 12, 8), (2, 3, 12, 8)),
+        "elements interact along dimensions 2 and 3; in the function, along dimension 3",
+    ),
+    "convolution": (
+        ruled(lambda x, w: F.conv2d(x, w, padding="same"), unflipped_pull),
+        normal((2, 8, 16, 16), (9, 8, 5, 5)),
+        "reads each window along dimensions 2 and 3 backwards",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_functions_are_diagnosed_by_a_sample(name):
+    function, inputs, said = LARGE[name]
+    report = covector.check(function, inputs(0))
+    first = diagnoses(report)[0]
+    assert said in first.evidence
+    assert "in a sample" in first.tested

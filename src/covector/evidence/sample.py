@@ -155,9 +155,13 @@ class _Axes:
 
 
 def _indices(size: int, length: int, wanted: Sequence[int]) -> Tensor:
-    """These indices, and those of a block that starts near the first."""
+    """A block of indices that has these; where they lie too far apart, a block near the first, and the others."""
+    low, high = min(wanted, default=0), max(wanted, default=0)
+    first = (low if high - low < length else wanted[0]) // _ALIGNED * _ALIGNED
+    if high - low < length:
+        start = min(first if high < first + length else high - length + 1, size - length)
+        return torch.arange(start, start + length)
     found = set(wanted)
-    first = wanted[0] // _ALIGNED * _ALIGNED if wanted else 0
     for index in chain(range(first, size), range(first - 1, -1, -1)):
         if len(found) >= length:
             break

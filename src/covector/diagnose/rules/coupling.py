@@ -72,11 +72,16 @@ _FAMILIES = (
 
 
 def coupled(s: Suspect, entries: Tensor) -> tuple[int, ...] | None:
-    """The axes along which elements act on others where these entries are; None if shapes differ."""
+    """The axes along which elements act on others where these entries are; None if shapes or indices differ."""
+    return _between(s, entries) if s.inputs.has_indices_of(s.outputs) else None
+
+
+def _between(s: Suspect, entries: Tensor) -> tuple[int, ...] | None:
+    """The axes along which an output stands at another index than the input; None if shapes differ."""
     outputs, inputs = s.outputs.index, s.inputs.index
     if s.outputs.part is None or s.inputs.part is None or outputs is None or inputs is None:
         return None
-    if not s.inputs.has_indices_of(s.outputs):
+    if s.outputs.part.shape != s.inputs.part.shape:
         return None
     if s.inputs.part.is_complex or s.outputs.part.is_complex:
         return None
@@ -93,7 +98,7 @@ def dimensions(axes: tuple[int, ...]) -> str:
 def wrong_axis(case: Case) -> Iterator[Observation]:
     """Elements act on each other along one axis in the function, along another in the gradient."""
     for s in case.suspects:
-        true, got = coupled(s, s.support), coupled(s, s.nonzero)
+        true, got = _between(s, s.support), _between(s, s.nonzero)
         if true and got and set(true) != set(got):
             text = f"in the {case.noun} for {{where}}, elements interact along {dimensions(got)}"
             yield Observation(f"{text}; in the function, along {dimensions(true)}", 0.93, s.where)

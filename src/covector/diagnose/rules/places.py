@@ -99,6 +99,10 @@ def flipped(case: Case) -> Iterator[Observation]:
                 break
 
 
+# The share of entries, along each axis that is read backwards, whose mirror lies inside.
+_INSIDE = 0.5
+
+
 class _Window(NamedTuple):
     """A window that slides along an axis of the input while the output moves along one of its own."""
 
@@ -134,7 +138,7 @@ def _over(s: Suspect, matrix: Tensor, out_axis: int, in_axis: int) -> Tensor:
 
 
 def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
-    """The mirror of a window, if there is one: its middle follows from where the longest one ends."""
+    """The mirror of a window, if there is one: its middle is that of all offsets at which there is an entry."""
     numeric, slack = _over(s, s.numeric, out_axis, in_axis), 4 * s.slack.max()
     rows, columns = torch.arange(numeric.shape[0]), torch.arange(numeric.shape[1])
     if not (_is_run(s.outputs, out_axis) and _is_run(s.inputs, in_axis)):
@@ -143,10 +147,8 @@ def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
         return (2 * rows[:, None] - columns) % len(columns)
     for stride in _STRIDES:
         if _slides(numeric, stride, slack):
-            used = numeric.abs().amax(2) > slack
-            first, last = used.int().argmax(1), len(columns) - 1 - used.flip(1).int().argmax(1)
-            longest = int(torch.where(used.any(1), last - first, -1).argmax())
-            ends = int(first[longest] + last[longest]) - 2 * stride * longest
+            offsets = (columns - stride * rows[:, None])[numeric.abs().amax(2) > slack]
+            ends = int(offsets.min() + offsets.max())
             return ends + 2 * stride * rows[:, None] - columns
     return None
 
@@ -163,7 +165,9 @@ def _reads_backwards(s: Suspect, windows: tuple[_Window, ...]) -> bool:
         expected, known = (_mirrored(s, matrix, window) for matrix in (expected, known))
     inside = known > 0
     close = (s.analytic - expected).abs() <= 4 * s.slack.max()
-    return bool(close[inside].all()) and bool(inside[s.support | s.bad].double().mean() > 0.5)
+    return bool(close[inside].all()) and bool(
+        inside[s.support | s.bad].double().mean() > _INSIDE ** len(windows)
+    )
 
 
 def _mirrored(s: Suspect, matrix: Tensor, window: _Window) -> Tensor:
