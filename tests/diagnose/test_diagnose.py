@@ -210,7 +210,7 @@ KINDS = {
     "sum of magnitudes": (
         ruled(lambda x: x / x.abs().sum(1, keepdim=True), lambda g, x: g / x.abs().sum(1, keepdim=True)),
         away((3, 5)),
-        "that is proportional to the output: the term of its divisor",
+        "that is proportional to the output: the term of a norm or a sum, by which it divides",
     ),
     "softmax over another dimension": (
         ruled(lambda x: x.logsumexp(1), lambda g, x: g[:, None] * x.softmax(0)),

@@ -129,7 +129,7 @@ class Suspect:
         values = torch.cat([self.analytic.flatten(), self.numeric.flatten()]).abs()
         return float(values.nan_to_num(0.0, 0.0, 0.0).max()) if values.numel() else 0.0
 
-    @property
+    @lazy
     def slack(self) -> Tensor:
         """How far apart two numbers may be that are the same but for the noise of differences."""
         return self.bound + _SAME_RTOL * self.numeric.abs() + _SAME_ATOL * self.scale

@@ -155,7 +155,7 @@ class _Axes:
 
 
 def _indices(size: int, length: int, wanted: Sequence[int]) -> Tensor:
-    """A block of indices that has these; where they lie too far apart, a block near the first, and the others."""
+    """A block of indices that has these; or, where they lie far apart, one near the first, and them."""
     low, high = min(wanted, default=0), max(wanted, default=0)
     first = (low if high - low < length else wanted[0]) // _ALIGNED * _ALIGNED
     if high - low < length:

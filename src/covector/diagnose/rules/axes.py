@@ -200,6 +200,10 @@ def _moved(s: Suspect) -> Iterator[str]:
     """How numbers are moved, and along which axis of the input."""
     if s.inputs.shape is None or s.inputs.part is None:
         return
+    if s.inputs.is_whole:  # numbers that are moved have the sum that they had
+        apart = (s.analytic - s.numeric).sum(1).abs()
+        if bool((apart > 2 * (s.slack + s.bound.max()).sum(1)).any()):
+            return
     for axis, size in enumerate(s.inputs.part.shape):
         if size < 3:
             continue

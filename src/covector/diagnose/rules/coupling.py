@@ -72,7 +72,7 @@ _FAMILIES = (
 
 
 def coupled(s: Suspect, entries: Tensor) -> tuple[int, ...] | None:
-    """The axes along which elements act on others where these entries are; None if shapes or indices differ."""
+    """The axes along which elements act on others at these entries; None if shapes or indices differ."""
     return _between(s, entries) if s.inputs.has_indices_of(s.outputs) else None
 
 
@@ -397,4 +397,4 @@ def _of_rank_one(s: Suspect, axes: tuple[int, ...]) -> str:
     return ""
 
 
-_DIVIDED = "the term of its divisor (a norm, a sum) is missing or wrong"
+_DIVIDED = "the term of a norm or a sum, by which it divides or multiplies, is missing or wrong"

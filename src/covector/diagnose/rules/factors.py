@@ -70,8 +70,8 @@ def _act_along(s: Suspect, side: Side, axes: tuple[int, ...]) -> bool:
     for axis in axes:
         place = side.index[:, axis].expand_as(support)
         far = side.index.shape[0] + int(side.index.max())
-        last, first = (torch.where(support, place, other).aminmax(dim=1) for other in (-1, far))
-        if not bool((last.max > first.min).any()):
+        last, first = torch.where(support, place, -1).amax(1), torch.where(support, place, far).amin(1)
+        if not bool((last > first).any()):
             return False
     return True
 

@@ -138,7 +138,7 @@ def _over(s: Suspect, matrix: Tensor, out_axis: int, in_axis: int) -> Tensor:
 
 
 def _mirror(s: Suspect, out_axis: int, in_axis: int) -> Tensor | None:
-    """The mirror of a window, if there is one: its middle is that of all offsets at which there is an entry."""
+    """The mirror of a window, if there is one: its middle is that of all offsets with an entry."""
     numeric, slack = _over(s, s.numeric, out_axis, in_axis), 4 * s.slack.max()
     rows, columns = torch.arange(numeric.shape[0]), torch.arange(numeric.shape[1])
     if not (_is_run(s.outputs, out_axis) and _is_run(s.inputs, in_axis)):

@@ -68,10 +68,11 @@ def by_place(case: Case) -> Iterator[Observation]:
     """The gradient of each element, or of each output, is off by a factor of its own."""
     for s in case.suspects:
         many = case.multiples.get(s.where)
-        if many is not None and not many.extent:
-            place = "at every entry of a sample, and by another one, or none, elsewhere"
-            text = f"{case.rule} is off by a factor for {{where}}: {written(many.factor)} x {place}"
-            yield Observation(text, 0.9, s.where)
+        if many is not None:
+            if not many.extent:
+                place = "at every entry of a sample, and by another one, or none, elsewhere"
+                text = f"{case.rule} is off by a factor for {{where}}: {written(many.factor)} x {place}"
+                yield Observation(text, 0.9, s.where)
             continue
         found = [one for side in (s.inputs, s.outputs) if (one := uneven(s, side)) is not None]
         found = [one for one in found if len(one.factors) > 1]
