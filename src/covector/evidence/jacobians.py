@@ -163,6 +163,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     analytic = _analytic(run, mode, rows, columns)
     precise = None if run.above is None else _precise(run, mode, rows, columns)
     values, bound = differences.on(rows, columns)
+    bound = bound + _truncated(values, rows, columns, mismatches) * values.abs()
     for m in mismatches:  # a judge knows more of an entry than a single difference
         at = (rows == m.row).nonzero(), (columns == m.column).nonzero()
         if np.isfinite(m.numeric):
@@ -194,6 +195,17 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         columns,
         differences.beyond(rows, columns),
     )
+
+
+def _truncated(values: Tensor, rows: Tensor, columns: Tensor, judged: Sequence[Mismatch]) -> float:
+    """The share of a slope by which single differences may be off: as much as those of judged entries are."""
+    shares = [0.0]
+    for m in judged:
+        single = values[rows == m.row][:, columns == m.column]
+        if m.numeric and single.isfinite().all():
+            beyond = (abs(single - m.numeric) - m.bound).clamp(min=0) / abs(m.numeric)
+            shares += beyond.flatten().tolist()
+    return min(max(shares), 1.0)
 
 
 def _analytic(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor:
