@@ -209,15 +209,26 @@ def _groups(colors: Integers, count: int) -> sparse.csr_array:
 
 
 def _by_columns(pattern: SparsityPattern) -> Coloring:
-    colors = _fewest(pattern)
-    source = colors[pattern.indices] * pattern.shape[0] + pattern.rows
-    return Coloring("column", pattern.shape, colors, np.full(pattern.shape[0], -1), source)
+    return _split(pattern, np.zeros(pattern.nnz, dtype=bool), "column")
 
 
 def _by_rows(pattern: SparsityPattern) -> Coloring:
-    colors = _fewest(pattern.T)
-    source = colors[pattern.rows] * pattern.shape[1] + pattern.indices
-    return Coloring("row", pattern.shape, np.full(pattern.shape[1], -1), colors, source)
+    return _split(pattern, np.ones(pattern.nnz, dtype=bool), "row")
+
+
+def _split(pattern: SparsityPattern, back: NDArray[np.bool_], kind: str = "bidirectional") -> Coloring:
+    """Entries that are marked are read off products with groups of rows, the others off those of columns.
+
+    Marked are whole rows, or all but whole columns: then the element that an entry is read off has no other.
+    """
+    columns, rows = _fewest(_only(pattern, ~back)), _fewest(_only(pattern, back).T)
+    forward = (int(columns.max(initial=-1)) + 1) * pattern.shape[0]
+    source = np.where(
+        back,
+        forward + rows[pattern.rows] * pattern.shape[1] + pattern.indices,
+        columns[pattern.indices] * pattern.shape[0] + pattern.rows,
+    )
+    return Coloring(kind, pattern.shape, columns, rows, source)
 
 
 def _by_stars(pattern: SparsityPattern) -> Coloring:
@@ -255,68 +266,24 @@ def _splits(pattern: SparsityPattern, across: SparsityPattern) -> list[_Candidat
     candidates = []
     for matrix, row_cost, column_cost in ((pattern, 1.0, FORWARD_COST), (across, FORWARD_COST, 1.0)):
         lengths = np.diff(matrix.indptr)
-        for limit in sorted(
-            {int(length) for length in np.quantile(lengths, _LIMITS)} if len(lengths) else {0}
-        ):
-            peeled = lengths > limit
-            in_columns = np.bincount(matrix.indices[peeled[matrix.rows]], minlength=1).max()
-            bound = column_cost * lengths[~peeled].max(initial=0) + row_cost * in_columns
-            make = (
-                partial(_split_across, pattern, peeled)
-                if matrix is across
-                else partial(_split, pattern, peeled)
-            )
+        for limit in sorted({int(n) for n in np.quantile(lengths, _LIMITS)} if len(lengths) else {0}):
+            long = lengths > limit
+            in_columns = np.bincount(matrix.indices[long[matrix.rows]], minlength=1).max()
+            bound = column_cost * lengths[~long].max(initial=0) + row_cost * in_columns
+            make = partial(_peeled, pattern, long, rows=matrix is pattern)
             candidates.append(_Candidate(float(bound), make))
     return candidates
 
 
-def _split_across(pattern: SparsityPattern, peeled: NDArray[np.bool_]) -> Coloring:
-    """Columns that are marked from the right, the others from the left."""
-    return _transposed(_split(pattern.T, peeled), pattern)
-
-
-def _split(pattern: SparsityPattern, peeled: NDArray[np.bool_]) -> Coloring:
-    """Rows that are marked from the left, the others from the right."""
-    rows, columns = pattern.rows, pattern.indices
-    of_rows = _fewest(_only(pattern, peeled[rows]).T)
-    of_columns = _fewest(_only(pattern, ~peeled[rows]))
-    of_rows, of_columns = (
-        _renumbered(np.where(peeled, of_rows, -1)),
-        _without_empty(pattern, peeled, of_columns),
-    )
-    forward = (int(of_columns.max(initial=-1)) + 1) * pattern.shape[0]
-    source = np.where(
-        peeled[rows],
-        forward + of_rows[rows] * pattern.shape[1] + columns,
-        of_columns[columns] * pattern.shape[0] + rows,
-    )
-    return Coloring("bidirectional", pattern.shape, of_columns, of_rows, source)
-
-
-def _without_empty(pattern: SparsityPattern, peeled: NDArray[np.bool_], colors: Integers) -> Integers:
-    """The colours of columns that have an entry outside of the rows that are peeled off."""
-    used = np.zeros(pattern.shape[1], dtype=bool)
-    used[pattern.indices[~peeled[pattern.rows]]] = True
-    return _renumbered(np.where(used, colors, -1))
-
-
-def _transposed(coloring: Coloring, pattern: SparsityPattern) -> Coloring:
-    """The colouring of a pattern from that of its transpose."""
-    split = coloring.forward * coloring.shape[0]
-    own = coloring.source.copy()
-    ahead = own < split
-    # Products with groups of columns of the transpose are products with groups of rows here.
-    own = np.where(ahead, own + coloring.reverse * coloring.shape[1], own - split)
-    # Entries of the transpose stand in the order of the columns.
-    order = np.lexsort((pattern.indices, pattern.rows))
-    by_column = np.lexsort((pattern.rows, pattern.indices))
-    source = np.empty_like(own)
-    source[by_column] = own
-    return Coloring("bidirectional", pattern.shape, coloring.rows, coloring.columns, source[order])
+def _peeled(pattern: SparsityPattern, long: NDArray[np.bool_], *, rows: bool) -> Coloring:
+    """Rows that are long from the left and the others from the right; or columns the other way round."""
+    return _split(pattern, long[pattern.rows] if rows else ~long[pattern.indices])
 
 
 def _only(pattern: SparsityPattern, kept: NDArray[np.bool_]) -> SparsityPattern:
     """The entries that are kept, in a matrix of the same shape."""
+    if kept.all():
+        return pattern
     counts = np.bincount(pattern.rows[kept], minlength=pattern.shape[0])
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return SparsityPattern(pattern.shape, indptr, pattern.indices[kept])
