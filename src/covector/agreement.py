@@ -18,7 +18,7 @@ from covector._tree import Arguments
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, first_sentence
 from covector.kernels import limits
 from covector.kernels.batches import Batch, batched_rows
-from covector.kernels.bench import Bench, Sample, Settings, Truths, raised, truth_or_none
+from covector.kernels.bench import Bench, RunOf, Sample, Seen, Settings, raised
 from covector.kernels.comparison import PASSING_SHARE, compare
 from covector.kernels.findings import lens_finding
 from covector.kernels.lenses.modes import compiled, nested, pushed, through
@@ -45,27 +45,16 @@ _DIRECTIONS = 4
 class _Alone(Bench):
     """A function that is compared with itself: what it gives without a mode is true, but for its noise."""
 
-    def truths_of(self, sample: Sample) -> Truths:
+    def seen(self, run: RunOf, sample: Sample, *, nudge_both: bool = False) -> Seen:
         """The function as it is, and with every operation rounded at random."""
-        chosen = self.arguments.chosen
-        eager = self.kernel.run(variables(sample.leaves, chosen), sample.cotangents)
+        as_it_is = run(sample.leaves, sample.cotangents)
         generator = seeded(self.settings.seed)
-        runs = []
+        rounded = []
         for number in range(limits.RUNS):
-            leaves = variables(self.nudged(sample.leaves, generator), chosen)
+            leaves = self.nudged(sample.leaves, generator)
             with RandomRounding(self.settings.seed + number, EVERY):
-                runs.append(self.kernel.run(leaves, sample.cotangents))
-        outputs = [
-            truth_or_none(name, eager.outputs[i], eager.outputs[i], [run.outputs[i] for run in runs])
-            for i, name in enumerate(self.output_names)
-        ]
-        gradients = [
-            truth_or_none(
-                f"grad {name}", eager.gradients[i], eager.gradients[i], [run.gradients[i] for run in runs]
-            )
-            for i, name in enumerate(self.names)
-        ]
-        return Truths(outputs, gradients, eager.outputs)
+                rounded.append(run(leaves, sample.cotangents))
+        return Seen(as_it_is, as_it_is, rounded)
 
 
 Look = Callable[[_Alone, str], Iterator[Row]]

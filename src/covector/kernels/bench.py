@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Settings:
     seed: int = 0
 
 
+# Something that is run by leaves and cotangents (or tangents).
+RunOf = Callable[[list[Any], list[Tensor | None]], Any]
+
+
 @dataclass(frozen=True)
 class Sample:
     """The numbers of a call: all leaves of its arguments, and a cotangent for each output (None: none)."""
@@ -49,6 +54,25 @@ class Sample:
     cotangents: list[Tensor | None]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """The mode in which the reference is run in the dtype."""
+
+
+class Seen(NamedTuple):
+    """What the reference gave: in float64, in the dtype, and there with the inputs nudged."""
+
+    golden: Any
+    eager: Any
+    nudged: list[Any]
+
+    def part(self, of: Callable[[Any], Any]) -> Seen:
+        """A part of each."""
+        return Seen(of(self.golden), of(self.eager), list(map(of, self.nudged)))
+
+    def truth(self, name: str, key: Any) -> Truth | None:
+        """What is true of the tensor under a key; None where there are no numbers to be right about."""
+        golden, eager, nudged = self.part(itemgetter(key))
+        if not all(map(is_differentiable, (golden, eager, *nudged))):
+            return None
+        return truth_of(name, golden, eager, nudged)
 
 
 @dataclass(frozen=True)
@@ -129,42 +153,38 @@ class Bench:
         return limits.FALSE_ALARMS / (max(1, count) * MOST_RUNS)
 
     def truths_of(self, sample: Sample) -> Truths:
-        """Golden values, and the reference in the dtype: on these numbers, and with the inputs nudged.
+        """Of these numbers: every output and gradient."""
+
+        def run(leaves: list[Any], cotangents: list[Tensor | None]) -> Run:
+            return self.reference.run(variables(leaves, self.arguments.chosen), cotangents)
+
+        seen = self.seen(run, sample)
+        outputs, gradients = seen.part(attrgetter("outputs")), seen.part(attrgetter("gradients"))
+        return Truths(
+            [outputs.truth(name, i) for i, name in enumerate(self.output_names)],
+            [gradients.truth(f"grad {name}", i) for i, name in enumerate(self.names)],
+            outputs.eager,
+        )
+
+    def seen(self, run: RunOf, sample: Sample, *, nudge_both: bool = False) -> Seen:
+        """What a run of the reference gives by leaves and cotangents; the latter may be nudged, too.
 
         The reference gets contiguous tensors: it is not the one that is tried.
         """
-        chosen = self.arguments.chosen
-        golden = self.reference.run(
-            variables([doubled(compact(leaf)) for leaf in sample.leaves], chosen),
-            [None if c is None else doubled(c) for c in sample.cotangents],
+        golden = run(
+            [doubled(compact(leaf)) for leaf in sample.leaves], list(map(doubled, sample.cotangents))
         )
         generator = seeded(self.settings.seed)
         with sample.context():
-            eager = self.reference.run(
-                variables(list(map(compact, sample.leaves)), chosen), sample.cotangents
-            )
-            runs = [
-                self.reference.run(
-                    variables(self.nudged(sample.leaves, generator), chosen), sample.cotangents
+            eager = run(list(map(compact, sample.leaves)), sample.cotangents)
+            nudged = [
+                run(
+                    self.nudged(sample.leaves, generator),
+                    self.nudged(sample.cotangents, generator) if nudge_both else sample.cotangents,
                 )
                 for _ in range(limits.RUNS)
             ]
-        return Truths(
-            [
-                truth_or_none(name, golden.outputs[i], eager.outputs[i], [run.outputs[i] for run in runs])
-                for i, name in enumerate(self.output_names)
-            ],
-            [
-                truth_or_none(
-                    f"grad {name}",
-                    golden.gradients[i],
-                    eager.gradients[i],
-                    [run.gradients[i] for run in runs],
-                )
-                for i, name in enumerate(self.names)
-            ],
-            eager.outputs,
-        )
+        return Seen(golden, eager, nudged)
 
     def nudged(self, leaves: Sequence[Any], generator: torch.Generator) -> list[Any]:
         """The leaves, those that are differentiated moved by half an ulp."""
@@ -272,15 +292,6 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 def _same_kind(a: Any, b: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype is b.dtype
-
-
-def truth_or_none(name: str, golden: Any, eager: Any, runs: list[Any]) -> Truth | None:
-    """What is true of one output or gradient; None where it has no numbers to be right about."""
-    if not is_differentiable(golden):
-        return None
-    if not is_differentiable(eager) or any(run is None for run in runs):
-        return None
-    return truth_of(name, golden, eager, runs)
 
 
 def aliases(outputs: Sequence[Any], leaves: Sequence[Any]) -> set[tuple[int, int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from covector._engine.levels import DualLevel, GradLevel, unwrap, wrap
 from covector._engine.modes import TRACING
-from covector._random import seeded
 from covector._tree import flatten, unflatten
 from covector.errors import first_sentence
-from covector.kernels import limits
 from covector.kernels.batches import Batch, batched_rows
 from covector.kernels.bench import Bench, Sample
 from covector.kernels.combined import Combined
 from covector.kernels.comparison import compare
 from covector.kernels.row import Row, Status, row_of
 from covector.kernels.subject import Run, Subject, detached, random_like, variables
-from covector.kernels.truth import truth_of
-from covector.verify.leaves import doubled, is_differentiable
+from covector.verify.leaves import is_differentiable
 
 Call = Callable[..., Any]
 Look = Callable[[Bench, str], Iterator[Row]]
@@ -107,24 +105,12 @@ def _forward(bench: Bench, name: str) -> Iterator[Row]:
     drawn = random_like(bench.leaves, bench.settings.seed + 3)
     tangents = [t if i in bench.arguments.chosen else None for i, t in enumerate(drawn)]
     found = pushed(bench.kernel, bench.leaves, tangents)
-    golden = pushed(
-        bench.reference,
-        [doubled(x) for x in bench.leaves],
-        [None if t is None else doubled(t) for t in tangents],
-    )
-    generator = seeded(bench.settings.seed)
-    eager = pushed(bench.reference, bench.leaves, tangents)
-    runs = [
-        pushed(bench.reference, bench.nudged(bench.leaves, generator), bench.nudged(tangents, generator))
-        for _ in range(limits.RUNS)
-    ]
+    seen = bench.seen(partial(pushed, bench.reference), Sample(bench.leaves, tangents), nudge_both=True)
     compared = []
     for i, output in enumerate(bench.output_names):
-        exact, seen, got = golden[i], eager[i], found[i]
-        nudged = [run[i] for run in runs]
-        if exact is None or seen is None or any(one is None for one in nudged):
+        truth, got = seen.truth(f"tangent of {output}", i), found[i]
+        if truth is None:
             continue
-        truth = truth_of(f"tangent of {output}", exact, seen, [one for one in nudged if one is not None])
         if got is None:
             yield Row(name, Status.UNSUPPORTED, f"{output} comes out without a tangent")
             return

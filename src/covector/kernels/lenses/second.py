@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covector._random import seeded
 from covector.errors import UnsupportedError, first_sentence
-from covector.kernels import limits
-from covector.kernels.bench import Bench
+from covector.kernels.bench import Bench, Seen, raised
 from covector.kernels.combined import Combined
 from covector.kernels.comparison import Comparison, compare
 from covector.kernels.row import Row, Status, beyond_doubt, row_of
 from covector.kernels.subject import Subject, random_like, variables
-from covector.kernels.truth import truth_of
 from covector.verify.finding import Outcome
-from covector.verify.leaves import doubled
 
 _DETACHED = (
     "has no graph, so second derivatives through it are silently zero: make backward differentiable, or "
@@ -33,37 +31,30 @@ def second_order(bench: Bench, combined: Combined) -> Iterator[Row]:
         yield Row(way, Status.SKIPPED, "no input requires grad")
         return
     try:
-        golden = _twice(
-            bench.reference, [doubled(x) for x in bench.leaves], _doubled(bench.sample.cotangents), bench
-        )
-        eager = _twice(bench.reference, bench.leaves, bench.sample.cotangents, bench)
+        seen = bench.seen(partial(_twice, bench, bench.reference), bench.sample)
     except Exception as error:
-        yield Row(
-            way, Status.SKIPPED, f"the reference raised {type(error).__name__}: {first_sentence(error)}"
-        )
+        yield Row(way, Status.SKIPPED, f"the reference {raised(error)}")
         return
     try:
-        found = _twice(bench.kernel, bench.leaves, bench.sample.cotangents, bench)
+        found = _twice(bench, bench.kernel, bench.leaves, bench.sample.cotangents)
     except Exception as error:
         yield Row(way, Status.UNSUPPORTED, f"refused: {first_sentence(error)}")
         return
-    generator = seeded(bench.settings.seed)
-    runs = [
-        _twice(bench.reference, bench.nudged(bench.leaves, generator), bench.sample.cotangents, bench)
-        for _ in range(limits.RUNS)
-    ]
     # The noise of a second derivative is that of how the first is written, which is the kernel's own affair.
-    yield row_of(way, list(map(beyond_doubt, _compared(bench, found, golden, eager, runs))))
+    yield row_of(way, list(map(beyond_doubt, _compared(bench, found, seen))))
 
 
-def _doubled(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if c is None else doubled(c) for c in cotangents]
+class Twice(NamedTuple):
+    """Which gradients have a graph, and the second derivatives by inputs and cotangents."""
+
+    attached: dict[str, bool]
+    seconds: dict[str, Tensor | None]
 
 
 def _twice(
-    subject: Subject, leaves: Sequence[Any], cotangents: Sequence[Tensor | None], bench: Bench
-) -> dict[str, Any]:
-    """Which gradients have a graph, and the second derivatives by inputs and cotangents."""
+    bench: Bench, subject: Subject, leaves: Sequence[Any], cotangents: Sequence[Tensor | None]
+) -> Twice:
+    """Differentiate a random combination of the gradients."""
     leaves = variables(leaves, subject.arguments.chosen)
     pulled = [None if c is None else c.detach().requires_grad_() for c in cotangents]
     with torch.enable_grad():
@@ -84,7 +75,7 @@ def _twice(
             subject.count.backward += 1
             weights = random_like(ends, bench.settings.seed + 2)
             seconds = torch.autograd.grad(ends, list(by.values()), weights, allow_unused=True)
-    return {"attached": attached, "seconds": dict(zip(by, seconds, strict=True))}
+    return Twice(attached, dict(zip(by, seconds, strict=True)))
 
 
 def _refuses(gradient: Tensor) -> bool:
@@ -101,23 +92,14 @@ def _refuses(gradient: Tensor) -> bool:
     return False
 
 
-def _compared(
-    bench: Bench,
-    found: dict[str, Any],
-    golden: dict[str, Any],
-    eager: dict[str, Any],
-    runs: list[dict[str, Any]],
-) -> Iterator[Comparison]:
-    for name, attached in found["attached"].items():
-        if golden["attached"][name] and not attached:
+def _compared(bench: Bench, found: Twice, seen: Seen) -> Iterator[Comparison]:
+    for name, attached in found.attached.items():
+        if seen.golden.attached[name] and not attached:
             yield Comparison(f"grad {name}", Outcome.FAILED, _DETACHED)
-    for name, exact in golden["seconds"].items():
-        got = found["seconds"][name]
-        seen = [run["seconds"][name] for run in runs]
-        if exact is None or eager["seconds"][name] is None or any(one is None for one in seen):
+    seconds = seen.part(attrgetter("seconds"))
+    for name, got in found.seconds.items():
+        truth = seconds.truth(f"second derivative {name}", name)
+        if truth is None or not bool(truth.golden.any()):
             continue
-        truth = truth_of(f"second derivative {name}", exact, eager["seconds"][name], seen)
-        if not bool(truth.golden.any()):
-            continue
-        got = torch.zeros_like(eager["seconds"][name]) if got is None else got
+        got = torch.zeros_like(seconds.eager[name]) if got is None else got
         yield compare(got, truth, bench.settings.ratio, bench.alpha)
