@@ -63,6 +63,9 @@ nearby.pair(
     at(0.5, 0.5 + 4e-8, 0.1),
 )
 nearby.pair("a tangent next to a pole", lambda f: lambda x: too_much(x.tan(), f), at(math.pi / 2 - 1e-5))
+nearby.pair(
+    "an inverse hyperbolic cosine next to one", lambda f: lambda x: too_much(x.acosh(), f), at(1 + 1e-9, 1.5)
+)
 nearby.pair("an arc cosine next to one", lambda f: lambda x: too_much(x.acos(), f), at(1 - 1e-6, 0.3))
 
 

@@ -127,8 +127,9 @@ class _Lengths:
         if _settled(stencils, row, analytic, tol):
             return None
         tried = {one.length for one in stencils.taken}
+        undefined = min((s.length for s in stencils.taken if not np.isfinite(s.value[row])), default=np.inf)
         wanted = map(self._clamped, self._wanted(stencils, row, analytic, tol))
-        return next((length for length in wanted if length not in tried), None)
+        return next((length for length in wanted if length not in tried and length < undefined), None)
 
     def _wanted(self, stencils: Stencils, row: int, analytic: float, tol: Tolerance) -> list[float]:
         """Lengths to try, the best first."""
