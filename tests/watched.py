@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import sympy  # noqa: F401 - torch loads it late, and it adds filters of warnings
 import torch
 from torch import Tensor
 from torch._C import _functorch as stack
