@@ -104,7 +104,7 @@ class _Decision:
         for start in range(0, len(columns), size):
             at = slice(start, start + size)
             entries = Entries(
-                self._examiner, self._record, columns[at], steps[at], suspects.differences[at], learnt
+                self._examiner, self._record, columns[at], steps[at], suspects.taken[0][at], learnt
             )
             if not entries.pass_all():
                 self._record.cut_short |= start + size < len(columns)

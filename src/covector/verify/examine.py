@@ -41,12 +41,8 @@ class Compared:
     """The bound of the rounding error of the mixed difference."""
     expected: np.ndarray
     """What the derivative says, for each cotangent."""
-    differences: np.ndarray
-    """With these steps, or extrapolated."""
     off: np.ndarray
-    """How far differences and the derivative are apart, for each cotangent."""
-    rounding: np.ndarray
-    """The noise of a difference that was not extrapolated."""
+    """How far differences, extrapolated or not, and the derivative are apart, for each cotangent."""
     taken: tuple[np.ndarray, ...]
     """The differences with these steps, and with steps twice and three times as long if they were taken."""
 
@@ -170,7 +166,7 @@ class Examiner:
         else:
             differences = look.differences(self.numeric, steps)
         off = self._off(differences, expected)
-        return Compared(look, length, least, noise, expected, differences, off, noise, (differences,))
+        return Compared(look, length, least, noise, expected, off, (differences,))
 
     def _differences(self, look: Look, length: float, times: int = 1) -> np.ndarray:
         """The differences with steps of this length times a number; many steps are made anew for each run."""
@@ -259,9 +255,8 @@ class Examiner:
         taken = self._longer(compared)
         with np.errstate(all="ignore"):
             better = np.add.reduce([weight * part for weight, part in zip(_WEIGHTS, taken, strict=True)])
-        noise = _EXTRAPOLATED * compared.rounding
         off = self._off(better, compared.expected)
-        return replace(compared, differences=better, noise=noise, off=off, taken=taken)
+        return replace(compared, noise=_EXTRAPOLATED * compared.noise, off=off, taken=taken)
 
 
 def _joined(parts: Sequence[Compared | None]) -> Compared | None:
