@@ -380,6 +380,7 @@ _WRITTEN_TWICE = (
     "the sample writes several elements to one place, and torch's backward gives each of them the "
     "cotangent; the database skips the operator's gradient checks too"
 )
+_WRONG_ORDER = "torch's forward-mode rule of cholesky_inverse is wrong away from the identity"
 _DROPPED_TANGENT = "torch.library.custom_op drops tangents without a word: torch.func.jvp gives zeros"
 
 # Where torch.func itself is wrong, or right about something else. Most were settled by central
@@ -398,9 +399,9 @@ EXPLAINED = {
         "torch's batching rule for the backward of cdist is wrong unless an operand is batched too",
         plain.jacobian,
     ),
-    ("cholesky_inverse", "linearize"): Explained(
-        "torch's forward-mode rule of cholesky_inverse is wrong away from the identity", plain.jvp
-    ),
+    ("cholesky_inverse", "linearize"): Explained(_WRONG_ORDER, plain.jvp),
+    ("cholesky_inverse", "jvp"): Explained(_WRONG_ORDER, plain.jvp),
+    ("cholesky_inverse", "jacfwd"): Explained(_WRONG_ORDER, plain.jacobian),
     ("linalg.norm.subgradients_at_zero", "hessian of outputs"): Explained(
         "there is no second derivative at zero; forward over reverse gives NaN, reverse over reverse "
         "that of the subgradient",

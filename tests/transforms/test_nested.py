@@ -6,6 +6,7 @@ one of each family beside them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, vmap
 from torch.nn import functional
 
 import covector
-from covector.errors import ForwardModeWarning
+from covector.errors import BatchingWarning, ForwardModeWarning, UnsupportedError
 
 # Said of what is gone around; the result is what counts here.
 pytestmark = [
@@ -54,9 +55,24 @@ FUNCTIONS: dict[str, Function] = {
     "eigenvalues": lambda x: torch.linalg.eigvals(matrix(x)).real.prod() * x,
     "symmetric": lambda x: torch.linalg.eigvalsh(matrix(x) + matrix(x).T),
     "norm of a layer": lambda x: functional.layer_norm(x**2, (3,), RIGHT_SIDE, x) * x,
+    "norm by a weight": lambda x: functional.layer_norm(x**2, (3,), x.sin(), x),
+    "norm of a batch by a weight": lambda x: functional.batch_norm(
+        (x**2)[:, None], None, None, x[:1].sin(), x[1:2], training=True
+    )[:, 0],
     "norm of a module": torch.nn.Sequential(
         torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Tanh()
     ).double(),
+    "norm of a batch": lambda x: (
+        functional.batch_norm((x**2)[:, None], None, None, RIGHT_SIDE[:1], x[:1], training=True)[:, 0] * x
+    ),
+    "norm of a batch by torch": lambda x: (
+        torch.batch_norm((x**2)[:, None], None, None, None, None, True, 0.1, 1e-5, False)[:, 0] * x
+    ),
+    "norm in evaluation": lambda x: (
+        functional.batch_norm((x**2)[None], RIGHT_SIDE, RIGHT_SIDE.exp(), x, x)[0] * x
+    ),
+    "norm of instances": lambda x: functional.instance_norm(torch.stack([x**2, x])[None]).flatten() * x[0],
+    "inverse of a factor": lambda x: torch.cholesky_inverse((matrix(x) @ matrix(x).T).tril())[0] * x,
     "cumulative sum": lambda x: (x**2).cumsum(0).sin(),
     "cumulative product": lambda x: x.cumprod(0) * x,
     "scatter": lambda x: torch.zeros_like(x).scatter_add(0, PLACES, x**2) * x[PLACES],
@@ -157,6 +173,63 @@ def test_what_is_gone_around_is_said() -> None:
         vmap(covector.jacfwd(FUNCTIONS["solve"]))(POINTS)
 
 
+NORMED = ("norm by a weight", "norm of a batch by a weight")
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_the_derivative_of_a_batch_of_gradients(name: str) -> None:
+    """A batch inside of what differentiates it: torch's batched gradient by a weight is a constant there."""
+    loss = summed(FUNCTIONS[name])
+    expected = torch.stack([twice(loss, x) for x in POINTS]).detach()
+    gradients = vmap(covector.grad(loss))
+    second = covector.jacrev(gradients)(POINTS)
+    torch.testing.assert_close(torch.stack([second[i, :, i] for i in range(len(POINTS))]), expected)
+    leaf = POINTS.clone().requires_grad_()
+    gradients(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, expected.sum(1))
+    pushed = covector.jvp(gradients, (POINTS,), (torch.ones_like(POINTS),))[1]
+    torch.testing.assert_close(pushed, expected.sum(2))
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_rows_that_are_differentiated_again_are_made_one_by_one(name: str) -> None:
+    """With a warning; a Jacobian that nobody differentiates is batched."""
+    function = FUNCTIONS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(covector.jacrev(function)(POINTS[0]), rows(function, POINTS[0]).detach())
+    with pytest.warns(BatchingWarning, match="by the weight of a norm"):
+        covector.hessian(function)(POINTS[0])
+    _, pull = covector.vjp(function, POINTS[0].clone().requires_grad_())
+    with pytest.raises(UnsupportedError, match="by the weight of a norm"):
+        vmap(pull)(torch.eye(3, dtype=torch.float64))
+
+
+def test_running_statistics_are_updated_once() -> None:
+    """By a nested forward mode as by the function itself, and with the same numbers."""
+
+    def loss(x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(1).to(x), torch.ones(1).to(x)
+        y = functional.batch_norm(x[:, None], mean, variance, training=True)
+        return (y**3).sum() + (y.detach() * 0).sum() + (mean * variance).sum()
+
+    x = POINTS[0]
+    second = covector.jacfwd(covector.jacfwd(loss))(x)
+    torch.testing.assert_close(second, covector.hessian(loss)(x))
+    with torch.no_grad():
+        torch.testing.assert_close(covector.jvp(loss, (x,), (ALONG,))[0], loss(x))
+
+
+def test_a_rule_that_is_wrong_by_itself_is_not_used() -> None:
+    """The forward-mode rule of this inverse multiplies in the wrong order; the pullback is right."""
+    factor = torch.linalg.cholesky(matrix(POINTS[0]) @ matrix(POINTS[0]).T)
+    with pytest.warns(ForwardModeWarning, match="no forward-mode rule for cholesky_inverse that is right"):
+        jacobian = covector.jacfwd(torch.cholesky_inverse)(factor)
+    torch.testing.assert_close(jacobian, rows(torch.cholesky_inverse, factor).detach())
+    _, pushed = covector.functional.jvp(torch.cholesky_inverse, factor, factor)
+    torch.testing.assert_close(pushed, -2 * torch.cholesky_inverse(factor))  # homogeneous of degree -2
+
+
 # Whose backward solves with factors, in one way each.
 SOLVING = ("solve", "factors")
 
@@ -167,11 +240,17 @@ def test_a_compiled_derivative_in_a_batch() -> None:
     def all_of_them(points: Tensor) -> list[Tensor]:
         return [vmap(covector.jacrev(FUNCTIONS[name]))(points) for name in SOLVING]
 
+    def seconds(x: Tensor) -> list[Tensor]:
+        return [covector.hessian(FUNCTIONS[name])(x) for name in NORMED]
+
     torch._dynamo.reset()
     found = torch.compile(all_of_them, fullgraph=True, backend="aot_eager")(POINTS)
     for name, jacobians in zip(SOLVING, found, strict=True):
         expected = torch.stack([rows(FUNCTIONS[name], x) for x in POINTS])
         torch.testing.assert_close(jacobians.detach(), expected.detach())
+    found = torch.compile(seconds, fullgraph=True, backend="aot_eager")(POINTS[0])
+    for name, hessian in zip(NORMED, found, strict=True):
+        torch.testing.assert_close(hessian, twice(FUNCTIONS[name], POINTS[0]).detach())
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -187,3 +266,37 @@ def test_factors_that_are_compiled(left: bool, adjoint: bool) -> None:
     torch._dynamo.reset()
     gradient = torch.compile(covector.grad(solved), fullgraph=True, backend="eager")(matrices[0])
     torch.testing.assert_close(gradient, covector.grad(solved)(matrices[0]))
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="newer than this torch")
+class TestALossInChunks:
+    """Its backward multiplies gradients that the forward computed: never zeros without a word."""
+
+    weight = torch.tensor([[1.0, 2.0, 0.5], [0.3, -1.0, 2.0]], dtype=torch.float64)
+    target = torch.tensor([1])
+
+    def loss(self, x: Tensor) -> Tensor:
+        from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+        options = LinearCrossEntropyOptions(batch_chunk_size=1)
+        return functional.linear_cross_entropy(x[None], self.weight, self.target, options=options)
+
+    def expected(self, x: Tensor) -> Tensor:
+        return functional.cross_entropy((self.weight @ x)[None], self.target)
+
+    def test_derivatives_that_it_has(self) -> None:
+        """The first by either mode, in a batch by forward mode, and the second."""
+        first, second = rows(self.expected, POINTS[0]).detach(), twice(self.expected, POINTS[0]).detach()
+        torch.testing.assert_close(covector.grad(self.loss)(POINTS[0]), first)
+        torch.testing.assert_close(covector.jacfwd(self.loss)(POINTS[0]), first)
+        torch.testing.assert_close(vmap(covector.jacfwd(self.loss))(POINTS)[0], first)
+        torch.testing.assert_close(covector.hessian(self.loss)(POINTS[0]), second)
+
+    def test_derivatives_that_it_does_not_have(self) -> None:
+        """The gradient of a batch, and the gradient of the gradient."""
+        with pytest.raises(UnsupportedError, match="no gradient by what is in a batch"):
+            covector.grad(lambda points: vmap(self.loss)(points).sum())(POINTS)
+        with torch.no_grad(), pytest.raises(UnsupportedError, match="no gradient by what is in a batch"):
+            covector.jacrev(vmap(self.loss))(POINTS)
+        with pytest.raises(UnsupportedError, match="no derivative of its own"):
+            covector.jacrev(covector.grad(self.loss))(POINTS[0])

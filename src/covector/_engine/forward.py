@@ -51,19 +51,24 @@ def push(
 ) -> Pushed:
     """J u: run the function on these leaves, the chosen ones moving along the tangents.
 
-    Not `recorded`, the result is not to be differentiated again.
+    Not `recorded`, the result is not to be differentiated again, and no rule is put in place of a wrong one:
+    for a check, which is to find it.
     """
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))
         if again or levels.active():
-            return _push_on_level(run, inner, chosen, tangents, again=again)
-        pushed = _push_plain(run, list(inner), chosen, tangents)
+            nested = again or levels.nested_batches()
+            with RightRules(nested=nested) if nested or recorded else nullcontext():
+                return _push_on_level(run, inner, chosen, tangents)
+        with RightRules(nested=False) if recorded else nullcontext():
+            pushed = _push_plain(run, list(inner), chosen, tangents)
         if not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.
-        return _push_on_level(run, inner, chosen, tangents, again=True)
+        with RightRules(nested=True):
+            return _push_on_level(run, inner, chosen, tangents)
 
 
 def raised_by_rule(error: BaseException) -> bool:
@@ -144,10 +149,8 @@ def _primal(tensor: Tensor) -> Tensor:
     return tensor if tangent is None else primal
 
 
-def _push_on_level(
-    run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor], *, again: bool
-) -> Pushed:
-    """The push on a nesting level; somebody may differentiate `again` what it gives."""
+def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
+    """The push on a nesting level."""
     inner, moving = list(leaves), dict(zip(chosen, tangents, strict=True))
     with levels.JvpLevel() as level:
         number = level.number
@@ -158,9 +161,7 @@ def _push_on_level(
             elif isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 # One that is not strided stays as it is, as a tensor that the function captures does.
                 inner[index] = levels.wrap(leaf, number)
-        with RightRules() if again or levels.nested_batches() else nullcontext():
-            evaluation = run(inner)
-        return _parted(evaluation, number)
+        return _parted(run(inner), number)
 
 
 def _ordinary(leaf: Any) -> Any:

@@ -67,6 +67,8 @@ class Survey(NamedTuple):
     """Through a node whose batching rule is wrong."""
     factored: bool = False
     """Through a node whose backward solves with a factorization, if it is not recorded itself."""
+    normed: bool = False
+    """Through a norm with a weight, whose batched gradient has no right derivative."""
 
     def __or__(self, other: Survey) -> Survey:
         """Where the graphs behind two tensors lead."""
@@ -96,6 +98,16 @@ _RIGHT_IN_ONE_BATCH = {"LinalgLuSolveBackward0"}
 # That of eigenvalues solves when it is recorded, and so does its own backward.
 _FACTORED = {f"Linalg{kind}Backward0" for kind in ("SolveEx", "Det", "Slogdet", "Eig")}
 
+# A loss that computes its gradients in the forward, for operands that say there that they require grad, and
+# multiplies them in the backward (torch 2.13). That has no derivative of its own, and gives nothing for an
+# operand that was in a batch, where none says so. By operand, where it keeps whether it has a gradient.
+_STORES_GRADIENTS = "GeneratedBackwardFor_torch_nn__linear_cross_entropy_batch_chunked_default"
+_STORED = {0: "compute_input_grad", 1: "compute_linear_weight_grad", 3: "compute_linear_bias_grad"}
+
+# Norms, the gradient of whose weight torch computes in a batch from the saved mean and deviation, as if these
+# did not depend on the input: its own derivative is wrong (torch 2.13).
+_NORMED = {"NativeLayerNormBackward0", "NativeBatchNormBackward0"}
+
 # What torch calls the nodes of C++ Functions that are not its own.
 _OF_EXTENSIONS = "CppFunction"
 
@@ -110,9 +122,22 @@ _FEW_NODES = 32
 
 
 def _backward_only(custom: Any) -> bool:
-    """Whether the backward of a custom Function has no derivative itself: it is marked so, or compiled."""
+    """Whether the backward of a custom Function has no derivative itself: marked so, compiled, or stored."""
     marked = getattr(custom.backward, "__code__", None) is _ONCE
-    return marked or custom.__module__.startswith(_COMPILED)
+    return marked or custom.__module__.startswith(_COMPILED) or custom.__name__ == _STORES_GRADIENTS
+
+
+def _refuse_lost(found: list[Any]) -> None:
+    """Raise if a gradient is missing that the forward should have stored."""
+    for node in found:
+        stored = getattr(getattr(type(node), "_forward_cls", None), "__name__", "") == _STORES_GRADIENTS
+        if stored and any(
+            node.needs_input_grad[i] and not getattr(node, name) for i, name in _STORED.items()
+        ):
+            raise UnsupportedError(
+                "torch's linear_cross_entropy in chunks has no gradient by what is in a batch, and gives "
+                "zeros without a word. Call it without options, or outside of vmap."
+            )
 
 
 def _walk(starts: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -144,7 +169,7 @@ def survey(tensor: Tensor) -> Survey:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
-    dead_end = outside = once = by_hand = singly = factored = False
+    dead_end = outside = once = by_hand = singly = factored = normed = False
     found, ends = _walk([tensor.grad_fn])
     for node in ends:
         if type(node) is not _LeafNode:
@@ -158,16 +183,20 @@ def survey(tensor: Tensor) -> Survey:
         elif custom is not None:
             by_hand = True
             once = once or _backward_only(custom)
+            if custom.__name__ == _STORES_GRADIENTS:
+                _refuse_lost(found)
         elif kind.__name__ in _WRONG_IN_BATCHES:
             singly = True
         elif kind.__name__ in _FACTORED:
             factored = True
+        elif kind.__name__ in _NORMED:
+            normed = True
         elif kind.__name__ != _OF_EXTENSIONS:
             _plain.add(kind)
-    if not (outside or dead_end or by_hand or singly or factored):
+    if not (outside or dead_end or by_hand or singly or factored or normed):
         return NOWHERE
     # A dead end counts as outside: the tensor keeps it, so that asking for the derivative raises.
-    return Survey(outside or dead_end, dead_end, once, by_hand, singly, factored)
+    return Survey(outside or dead_end, dead_end, once, by_hand, singly, factored, normed)
 
 
 def nodes(*tensors: Tensor) -> Iterable[Any]:
@@ -188,9 +217,25 @@ def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
         for node in nodes(output)
         if (custom := getattr(type(node), "_forward_cls", None)) is not None and _backward_only(custom)
     ]
+    return _leads_to(variables, marked)
+
+
+def _leads_to(variables: Sequence[Tensor], starts: list[Any]) -> bool:
+    """Whether one of the variables stands behind these nodes."""
     inner = {variable.grad_fn for variable in variables if variable.grad_fn is not None}
     leaves = {id(variable) for variable in variables}
-    return any(below in inner or id(getattr(below, "variable", None)) in leaves for below in _walk(marked)[0])
+    return any(below in inner or id(getattr(below, "variable", None)) in leaves for below in _walk(starts)[0])
+
+
+def refuse_normed(outputs: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
+    """Raise if the gradient by the weight of a norm leads to a variable."""
+    norms = [node for node in nodes(*outputs) if type(node).__name__ in _NORMED]
+    weights = [node.next_functions[1][0] for node in norms if node.next_functions[0][0] is not None]
+    if _leads_to(variables, [weight for weight in weights if weight is not None]):
+        raise UnsupportedError(
+            "torch's batched gradient by the weight of a norm has no right derivative. Pull the cotangents "
+            "back one by one, without vmap, or use jacrev, which does so."
+        )
 
 
 @lru_cache(maxsize=1024)

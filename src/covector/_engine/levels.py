@@ -23,6 +23,7 @@ from covector._engine.compiled import tracing
 
 _GRAD = stack.TransformType.Grad
 _BATCH = stack.TransformType.Vmap
+_DERIVATIVES = (_GRAD, stack.TransformType.Jvp)
 
 wrap = stack._wrap_for_grad
 unwrap = stack._unwrap_for_grad
@@ -101,6 +102,19 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
         if stack.is_functorch_wrapped_tensor(other) and not batches(other) <= batches(tensor):
             tensor = tensor + unwrap_if_dead(other).new_zeros(tensor.shape, dtype=tensor.dtype)
     return tensor
+
+
+def differentiated_from_outside(tensors: Iterable[Any]) -> bool:
+    """Whether what is computed with these is in a batch, and differentiated outside of that batch."""
+    around, inner = list(stack.get_interpreter_stack() or ()), False
+    for level in reversed(around):
+        if level.key() == _BATCH:
+            inner = True
+        elif inner and level.key() in _DERIVATIVES:
+            return True
+    bare = [innermost(tensor) for tensor in tensors if isinstance(tensor, Tensor)] if inner else []
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bare)
+    return recorded or (dual_level_open() and any(tangent_of(tensor) is not None for tensor in bare))
 
 
 def innermost(tensor: Tensor) -> Tensor:

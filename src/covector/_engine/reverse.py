@@ -16,7 +16,7 @@ from torch import Tensor
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing, without_values
 from covector._engine.messages import writes_to_unbatched
-from covector._engine.scopes import LevelScope, PlainScope, Scope, scope_here
+from covector._engine.scopes import PlainScope, Scope, scope_here
 from covector._engine.scopes import Run as Run
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
@@ -82,11 +82,12 @@ def _reach(
         if scope.found.singly:
             graph.refuse_wrong_batches(outputs, cotangents)
         keep = True  # for another try
-    if tracing():
-        cotangents = list(map(scope.in_batches_of, cotangents, outputs))
-    record = asked = scope.must_record(cotangents)
-    if isinstance(scope, LevelScope) and scope.found.factored:
-        record = True  # for its formulas
+        if tracing():
+            cotangents = list(map(scope.in_batches_of, cotangents, outputs))
+    asked = scope.must_record(cotangents)
+    if asked and scope.found.normed and levels.differentiated_from_outside(variables):
+        graph.refuse_normed(outputs, variables)
+    record = asked or scope.records_formulas
     try:
         pulled = list(
             graph.backward(outputs, cotangents, variables, keep=keep or scope.shared, record=record)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing
 from covector._engine.traced import TracedScope
+from covector._engine.twice import ElementaryNorms
 from covector._tree import Evaluation
 
 Run = Callable[[list[Any]], Evaluation]
@@ -85,6 +87,7 @@ class PlainScope(_Surveyed):
     """Reverse mode with no nesting level, on detached leaves."""
 
     shared = False  # what few runs are; one that is says so itself
+    records_formulas = False
     _linked = _lasts = False
     _leaves: list[Tensor]
     variables: list[Tensor]
@@ -239,10 +242,18 @@ class LevelScope(_Surveyed):
         """What all of these lead to; on a level, torch itself refuses what has a derivative `once`."""
         return super().found._replace(once=False)
 
+    @property
+    def records_formulas(self) -> bool:
+        """Whether a pull is recorded even if nobody differentiates it: other formulas would be wrong."""
+        return self.found.factored
+
     def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
         since = _lasting
-        with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True):
+        norms: AbstractContextManager[Any] = nullcontext()
+        if levels.differentiated_from_outside(leaves):
+            norms = ElementaryNorms()
+        with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:
             number = self._level.number
             inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             self.variables = [self._level.variable(inner[index]) for index in chosen]

@@ -17,7 +17,7 @@ from torch._functorch import eager_transforms as peer
 from torch._functorch.autograd_function import autograd_function_apply
 
 from covector._engine import graph, levels, versions
-from covector._engine.twice import Substitutes, differentiable_attention
+from covector._engine.twice import ElementaryNorms, Substitutes, differentiable_attention
 from covector.errors import UnsupportedError
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class TracedScope:
     """Reverse mode on a nesting level, as `scopes.LevelScope`, in steps that dynamo knows."""
 
-    custom = shared = False
+    custom = shared = records_formulas = False
     found = graph.NOWHERE  # there is no graph to look at
 
     def __init__(self, order: int) -> None:
@@ -49,7 +49,11 @@ class TracedScope:
                 inner[index] = peer._create_differentiable(inner[index], number)
             self.variables = [inner[index] for index in chosen]
             before = _custom_functions()
-            with Substitutes(), differentiable_attention() if self._again else nullcontext():
+            with (
+                Substitutes(),
+                differentiable_attention() if self._again else nullcontext(),
+                ElementaryNorms() if self._again else nullcontext(),
+            ):
                 returned = function(inner)
             self.custom = _custom_functions() > before
             if self.custom and self._order + levels.gradients_around() > 1:

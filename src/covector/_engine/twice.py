@@ -2,12 +2,12 @@
 
 Fused attention has neither a forward-mode rule nor a second derivative. The distances of `cdist` and `pdist`
 have no second derivative either, and torch's batching rule for the first one of `cdist` is wrong. The
-forward-mode rules of norms and of solving with a matrix are right by themselves only (torch 2.13).
+forward-mode rules of norms and of solving with a matrix are right by themselves only, that of
+`cholesky_inverse` never (torch 2.13).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from covector._engine.messages import names_distances, names_fused_attention
+from covector._engine.norms import NORMS
 from covector.errors import text_of
 
 
@@ -65,21 +66,25 @@ def named(*names: str) -> list[Any]:
 class NoRightRule(NotImplementedError):
     """The forward-mode rule of this operation would give wrong numbers here."""
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, *, nested: bool) -> None:
         super().__init__(operation)
-        self.operation = f"{operation} that can be nested"
+        self.operation = f"{operation} that {'can be nested' if nested else 'is right'}"
 
 
 class RightRules:
-    """Inside, forward mode may be differentiated again, or be in a batch inside another batch.
+    """Inside, operations whose forward-mode rule is wrong are computed by others, or refused.
 
-    Norms are computed by operations whose rules are right there, too. What solves with a matrix is refused:
-    its rule takes the factors that were saved. These have no derivative of their own, and where they are of
-    one batch and the tangents of another one inside it, torch's kernel takes the wrong ones. `graph` has the
-    nodes whose backward solves so.
+    `nested`, forward mode may be differentiated again, or be in a batch inside another batch. The rules of
+    norms take the mean and the variance for constants there, so norms are computed by operations whose rules
+    are right. What solves with a matrix is refused: its rule takes the factors that were saved. These have no
+    derivative of their own, and where they are of one batch and the tangents of another one inside it,
+    torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
     """
 
-    __slots__ = ()
+    __slots__ = ("_instead", "_refused")
+
+    def __init__(self, *, nested: bool) -> None:
+        self._instead, self._refused = (_NESTED, _WRONG | _SINGLE) if nested else (_RIGHT, _WRONG)
 
     def __enter__(self) -> Self:
         torch._C._push_on_torch_function_stack(self)
@@ -90,33 +95,35 @@ class RightRules:
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
-        if function in _FACTORED:
-            raise NoRightRule(function.__name__)
-        return _NORMS.get(function, function)(*args, **(kwargs or {}))
+        if function in self._refused:
+            raise NoRightRule(function.__name__, nested=function in _SINGLE)
+        function = self._instead.get(function, function)
+        return function(*args, **kwargs) if kwargs else function(*args)
 
 
-_FACTORED = frozenset(
+# The rule of the inverse multiplies in the wrong order (torch 2.13).
+_WRONG = frozenset(named("cholesky_inverse"))
+# Right by themselves only.
+_SINGLE = frozenset(
     named("solve", "solve_ex", "tensorsolve", "lu_solve", "det", "slogdet", "logdet", "eig", "eigvals")
 )
 
 
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    axes = list(range(-len(normalized_shape), 0))
-    wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    centred = wide - wide.mean(axes, keepdim=True)
-    result = (centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()).to(input.dtype)
-    result = result if weight is None else result * weight
-    return result if bias is None else result + bias
+def _in_one_piece(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
+    """The loss without chunks: with these it has no tangent, and inside a batch no gradient (torch 2.13)."""
+    return functional.linear_cross_entropy(*args, **kwargs)
 
 
-_NORMS = dict.fromkeys(named("layer_norm"), _layer_norm)
+_RIGHT: dict[Any, Any] = dict.fromkeys(named("linear_cross_entropy"), _in_one_piece)
+_NESTED = {**_RIGHT, **NORMS}
+
+
+class ElementaryNorms(TorchFunctionMode):
+    """Inside, norms are computed by operations whose derivatives are right in a batch, too."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or what stands for it."""
+        return NORMS.get(function, function)(*args, **(kwargs or {}))
 
 
 def another_way(error: Exception) -> AbstractContextManager[Any] | None:

@@ -20,6 +20,7 @@ TESTED = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 NEEDED = (
     # nesting levels
     "torch._C._functorch.TransformType.Grad",
+    "torch._C._functorch.TransformType.Jvp",
     "torch._C._functorch.TransformType.Vmap",
     "torch._C._functorch._add_batch_dim",
     "torch._C._functorch._func_decrement_nesting",
