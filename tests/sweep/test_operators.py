@@ -431,6 +431,10 @@ EXPLAINED = {
     ("native_batch_norm", "hessian"): Explained(_CONSTANT_STATISTICS, plain.hessian),
     ("_native_batch_norm_legit", "hessian"): Explained(_CONSTANT_STATISTICS, plain.hessian),
     ("nn.functional.batch_norm", "hessian"): Explained(_CONSTANT_STATISTICS, plain.hessian),
+    ("native_batch_norm", "hessian of outputs"): Explained(_CONSTANT_STATISTICS, plain.hessian_of_outputs),
+    ("nn.functional.batch_norm", "hessian of outputs"): Explained(
+        _CONSTANT_STATISTICS, plain.hessian_of_outputs
+    ),
     ("nn.functional.layer_norm", "hessian"): Explained(_CONSTANT_STATISTICS, plain.hessian),
     ("nn.functional.layer_norm", "hessian of outputs"): Explained(
         _CONSTANT_STATISTICS, plain.hessian_of_outputs
