@@ -1,6 +1,7 @@
 """`covector.compile`: traced once, compared with the eager result, right when something outside changes."""
 
 import contextlib
+import copy
 import functools
 import itertools
 import shutil
@@ -371,6 +372,17 @@ REFUSED = {
     "noise": (lambda x: (x * torch.randn(4)).sum(), r"aten.randn.default, at .*test_compile.py"),
     "statistics": (lambda x: normalized(x.expand(3, 4)).sum(), "changes normalized.num_batches_tracked"),
     "a write": (lambda x: weight.detach().copy_(x.detach()).sum() * x.sum(), "changes weight in place"),
+    "a size by values": (lambda x: x[x > 0].mean(), r"size depends on values, at .*test_compile\.py"),
+    "a size that is only looked at": (
+        lambda x: x.sum() * len(torch.nonzero(x > 0)), r"size depends on values, at .*test_compile\.py"
+    ),
+    "a size by repetition": (
+        lambda x: x.repeat_interleave((x > 0).long()).sum(), "size depends on values"
+    ),
+    "a generator": (
+        lambda x: (x * torch.randn(len(x), generator=torch.Generator(), **DOUBLE)).sum(),
+        "draws random numbers with aten.randn.generator",
+    ),
 }  # fmt: skip
 
 
@@ -401,6 +413,41 @@ def test_what_cannot_be_compiled_is_refused(name):
     if name in ("a branch", "item"):
         assert_close(fast(-x), covector.grad(function)(-x))
     weight.data.copy_(kept)
+
+
+def test_a_captured_mask_decides_on_sizes():
+    """While nothing is written to it; a new one, or another in its place, compiles anew."""
+    point = torch.arange(4, **DOUBLE)
+    mask = torch.tensor([True, False, True, True])
+
+    def mean(x):
+        return (x[mask] ** 2).mean() + x[: len(mask.nonzero())].sum()
+
+    fast = replay(covector.grad(mean))
+    for _ in range(2):
+        assert_close(fast(point), covector.grad(mean)(point))
+        assert len(fast.plans) == 1
+    mask[0] = False
+    assert_close(fast(point), covector.grad(mean)(point))
+    mask = torch.ones(4, dtype=torch.bool)
+    assert_close(fast(point), covector.grad(mean)(point))
+    assert len(fast.plans) == 3
+
+
+def test_an_operator_that_takes_functions_is_refused_by_name():
+    """No program is made of a graph that has others inside."""
+
+    def branch(x):
+        return torch.cond(x.sum() > 0, lambda y: y**2, lambda y: y + 1, (x,))
+
+    with pytest.raises(UntraceableError, match=r"an operator that takes functions \(torch.cond"):
+        replay(branch)(x)
+
+
+def test_a_compiled_function_is_copied_as_a_function_is():
+    """A deep copy is the same function."""
+    fast = replay(covector.grad(lambda x: x.sum()))
+    assert copy.deepcopy({"fast": fast})["fast"] is fast
 
 
 def test_the_first_result_is_compared():

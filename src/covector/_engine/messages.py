@@ -77,6 +77,11 @@ def names_distances(operation: str) -> bool:
     return re.search(r"_[cp]dist_(forward|backward)", operation) is not None
 
 
+def runs_higher_order(error: Exception) -> bool:
+    """Whether an operator that takes functions was met by somebody who does not know it."""
+    return "HigherOrderOperator" in text_of(error)
+
+
 def has_inference_tensor(error: Exception) -> bool:
     """Whether a tensor made in inference mode was used where a graph is needed."""
     return "nference tensor" in text_of(error)

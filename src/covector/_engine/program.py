@@ -24,8 +24,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from covector._engine import versions
 from covector._engine.bindings import by_functions
+from covector._engine.messages import runs_higher_order
 from covector._engine.modes import TRACING
-from covector._engine.observe import Call, Observer, WaysOut
+from covector._engine.observe import Call, Observer, WaysOut, tensors_in
 from covector._engine.outside import GONE, Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
 from covector._lazy import lazy
@@ -163,13 +164,16 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
     watched += [always("an argument", tensor) for tensor in tensors]
     before = [_version(place.value) for place in watched]
     results: list[Result] = []
+    sizing: list[_Sizing] = []
 
     def flat(*inputs: Tensor) -> list[Tensor]:
-        leaves, spec = flatten(function(*inputs))
+        sizing.clear()
+        with Observer(lambda call: None, partial(_note_sizing, sizing), lambda name, tensor: None):
+            leaves, spec = flatten(function(*inputs))
         indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         results.append(Result(spec, constants, indices))
-        return [leaves[i] for i in indices]
+        return [*(leaves[i] for i in indices), *(each.tensor for each in sizing)]
 
     inputs = [t.detach().requires_grad_(as_called and t.requires_grad) for t in tensors]
     try:
@@ -188,8 +192,10 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
                 "mode does with its statistics); a compiled function has to be pure. Put the module in "
                 ".eval() mode, or return the new tensor."
             )
+    _check_draws(caller, module, lambda: function(*tensors))
+    steady = _steady(caller, module, sizing, found)
     program = _lifted(module, results[-1], found)
-    _check_draws(caller, program.module, lambda: function(*tensors))
+    program = replace(program, guards=(*program.guards, *steady))
     if not as_called:
         return program
     mode = Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled())
@@ -204,12 +210,17 @@ def _version(tensor: Tensor) -> int:
 
 def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     """Ours where tracing is what failed; the error itself where the function is."""
+    if runs_higher_order(error):
+        return UntraceableError(
+            f"{caller}: the function uses an operator that takes functions (torch.cond, a scan, flex attention), "
+            "of which no program is made. Use torch.where or a loop; with fallback='eager' it runs as it is."
+        )
     if isinstance(error, UntraceableError) or "tracing tensor" not in str(error):
         return error
     return UntraceableError(
         f"{caller}: the function looks at the value of a tensor (an `if`, a loop, `.item()` or `float()` on "
-        f"it){_line_of(error.__traceback__)}; a graph is traced once for all values. Use torch.where or "
-        "torch.cond; with fallback='eager' it runs as it is."
+        f"it){_line_of(error.__traceback__)}; a graph is traced once for all values. Use torch.where; "
+        "with fallback='eager' it runs as it is."
     )
 
 
@@ -238,6 +249,70 @@ def _refuse_reading(caller: Caller, how: str, tensor: Tensor) -> None:
         f"{caller}: the function takes the numbers out of a tensor ({how}){_line(frames)}; what is computed "
         "with them cannot be traced. Use torch's operations; with fallback='eager' it runs as it is."
     )
+
+
+class _Sizing(NamedTuple):
+    """A tensor by whose values a size is decided, and where in the user's code."""
+
+    tensor: Tensor
+    line: str
+
+
+# Operations that decide on a size by some of their arguments only: by which.
+_SIZED_BY = {_aten.index.Tensor: "indices", _aten.masked_select.default: "mask"}
+
+
+def _note_sizing(sizing: list[_Sizing], call: Call) -> None:
+    """Note by what an operation decides how large its result is, if it decides by values."""
+    if torch.Tag.dynamic_output_shape not in call.function.tags:
+        return
+    name = _SIZED_BY.get(call.function)
+    deciding = list(tensors_in(call.arguments.values() if name is None else [call.arguments[name]]))
+    if name == "indices":
+        deciding = [index for index in deciding if index.dtype in (torch.bool, torch.uint8)]
+    if deciding:
+        line = _line([(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_stack()])
+        sizing += [_Sizing(tensor, line) for tensor in deciding]
+
+
+def _steady(caller: Caller, module: GraphModule, sizing: Sequence[_Sizing], found: Outside) -> list[Place]:
+    """Captured tensors by whose values sizes are decided, and which have to be as they were.
+
+    The tensors that decide are the last results of the graph, and are taken off it here.
+    """
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    made = list(output.args[0])
+    count = len(made) - len(sizing)
+    output.args = (made[:count],)
+    steady = []
+    for node, each in zip(made[count:], sizing, strict=True):
+        for source in _sources(node):
+            if source.op == "placeholder":
+                raise UntraceableError(
+                    f"{caller}: the function makes a tensor whose size depends on values{each.line}; a graph is "
+                    "traced once for all values. Use torch.where, or multiply by the mask; with "
+                    "fallback='eager' it runs as it is."
+                )
+            tensor = getattr(module, source.target)
+            for place in found.tensors.get(id(tensor), ()):
+                steady.append(Place(place.name, partial(_unchanged, place, tensor), _version(tensor)))
+    return steady
+
+
+def _sources(node: Node) -> list[Node]:
+    """The inputs and constants from which a node is computed."""
+    met = dict.fromkeys([node])
+    pending = [node]
+    for one in pending:  # it grows on the way
+        new = [each for each in one.all_input_nodes if each not in met]
+        met.update(dict.fromkeys(new))
+        pending += new
+    return [one for one in met if one.op in ("placeholder", "get_attr")]
+
+
+def _unchanged(place: Place, tensor: Tensor) -> int:
+    """The version of a tensor, if it stands where it stood."""
+    return _version(tensor) if place.get() is tensor else -1
 
 
 class _Drawn(Exception):

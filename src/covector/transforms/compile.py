@@ -191,6 +191,9 @@ class Compiled:
         entries = [entry for several in list(self._entries.values()) for entry in several]
         return Plans(entry.plan for entry in entries if entry.plan is not None)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        return self  # as a function is
+
     def __repr__(self) -> str:
         count = len(self.plans)
         return f"<{self._caller}, {count} plan{'' if count == 1 else 's'}>"
