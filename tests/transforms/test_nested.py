@@ -198,8 +198,11 @@ def test_rows_that_are_differentiated_again_are_made_one_by_one(name: str) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(covector.jacrev(function)(POINTS[0]), rows(function, POINTS[0]).detach())
+    leaf = POINTS[0].clone().requires_grad_()
     with pytest.warns(BatchingWarning, match="by the weight of a norm"):
-        covector.hessian(function)(POINTS[0])
+        jacobian = covector.jacrev(function)(leaf)
+    second = torch.stack([torch.autograd.grad(y, leaf, retain_graph=True)[0] for y in jacobian.flatten()])
+    torch.testing.assert_close(second.reshape(3, 3, 3), twice(function, POINTS[0]).detach())
     _, pull = covector.vjp(function, POINTS[0].clone().requires_grad_())
     with pytest.raises(UnsupportedError, match="by the weight of a norm"):
         vmap(pull)(torch.eye(3, dtype=torch.float64))

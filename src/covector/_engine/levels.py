@@ -104,6 +104,11 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
     return tensor
 
 
+def in_derivative() -> bool:
+    """Whether there is a level of forward or reverse mode."""
+    return any(level.key() in _DERIVATIVES for level in stack.get_interpreter_stack() or ())
+
+
 def differentiated_from_outside(tensors: Iterable[Any]) -> bool:
     """Whether what is computed with these is in a batch, and differentiated outside of that batch."""
     around, inner = list(stack.get_interpreter_stack() or ()), False

@@ -212,8 +212,9 @@ def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
     """Ours where tracing is what failed; the error itself where the function is."""
     if runs_higher_order(error):
         return UntraceableError(
-            f"{caller}: the function uses an operator that takes functions (torch.cond, a scan, flex attention), "
-            "of which no program is made. Use torch.where or a loop; with fallback='eager' it runs as it is."
+            f"{caller}: the function uses an operator that takes functions (torch.cond, a scan, flex "
+            "attention), of which no program is made. Use torch.where or a loop; with fallback='eager' it "
+            "runs as it is."
         )
     if isinstance(error, UntraceableError) or "tracing tensor" not in str(error):
         return error
@@ -289,11 +290,11 @@ def _steady(caller: Caller, module: GraphModule, sizing: Sequence[_Sizing], foun
         for source in _sources(node):
             if source.op == "placeholder":
                 raise UntraceableError(
-                    f"{caller}: the function makes a tensor whose size depends on values{each.line}; a graph is "
-                    "traced once for all values. Use torch.where, or multiply by the mask; with "
+                    f"{caller}: the function makes a tensor whose size depends on values{each.line}; a graph "
+                    "is traced once for all values. Use torch.where, or multiply by the mask; with "
                     "fallback='eager' it runs as it is."
                 )
-            tensor = getattr(module, source.target)
+            tensor = getattr(module, str(source.target))
             for place in found.tensors.get(id(tensor), ()):
                 steady.append(Place(place.name, partial(_unchanged, place, tensor), _version(tensor)))
     return steady

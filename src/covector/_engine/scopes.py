@@ -117,7 +117,10 @@ class PlainScope(_Surveyed):
                 else:
                     own.append(inner[index].requires_grad_())
                 variables.append(inner[index])
-            return function(inner)
+            if alone and not (self._linked and here.recorded > 1):
+                return function(inner)
+            with ElementaryNorms():  # of torch's, third derivatives are wrong, and those of batched rows
+                return function(inner)
         finally:
             here.recorded -= 1
             self.shared = _lasting != since
@@ -251,7 +254,7 @@ class LevelScope(_Surveyed):
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
         since = _lasting
         norms: AbstractContextManager[Any] = nullcontext()
-        if levels.differentiated_from_outside(leaves):
+        if levels.in_derivative() or levels.differentiated_from_outside(leaves):
             norms = ElementaryNorms()
         with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:
             number = self._level.number

@@ -17,7 +17,7 @@ from torch._functorch import eager_transforms as peer
 from torch._functorch.autograd_function import autograd_function_apply
 
 from covector._engine import graph, levels, versions
-from covector._engine.twice import ElementaryNorms, Substitutes, differentiable_attention
+from covector._engine.twice import Substitutes, differentiable_attention
 from covector.errors import UnsupportedError
 
 T = TypeVar("T")
@@ -49,11 +49,8 @@ class TracedScope:
                 inner[index] = peer._create_differentiable(inner[index], number)
             self.variables = [inner[index] for index in chosen]
             before = _custom_functions()
-            with (
-                Substitutes(),
-                differentiable_attention() if self._again else nullcontext(),
-                ElementaryNorms() if self._again else nullcontext(),
-            ):
+            attention = differentiable_attention() if self._again else nullcontext()
+            with Substitutes(nested=self._again), attention:
                 returned = function(inner)
             self.custom = _custom_functions() > before
             if self.custom and self._order + levels.gradients_around() > 1:

@@ -28,11 +28,18 @@ def differentiable_attention() -> AbstractContextManager[None]:
 
 
 class Substitutes(TorchFunctionMode):
-    """Inside, a distance is the norm of a difference, and factors are multiplied to be solved with."""
+    """Inside, a distance is the norm of a difference, and factors are multiplied to be solved with.
+
+    `nested`, norms are elementary too. It is a mode that dynamo knows.
+    """
+
+    def __init__(self, *, nested: bool = False) -> None:
+        super().__init__()
+        self._instead = {**_SUBSTITUTES, **NORMS} if nested else _SUBSTITUTES
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
-        return _SUBSTITUTES.get(function, function)(*args, **(kwargs or {}))
+        return self._instead.get(function, function)(*args, **(kwargs or {}))
 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
@@ -118,12 +125,23 @@ _RIGHT: dict[Any, Any] = dict.fromkeys(named("linear_cross_entropy"), _in_one_pi
 _NESTED = {**_RIGHT, **NORMS}
 
 
-class ElementaryNorms(TorchFunctionMode):
-    """Inside, norms are computed by operations whose derivatives are right in a batch, too."""
+class ElementaryNorms:
+    """Inside, norms are computed by operations whose derivatives are right to any order, in a batch too."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        torch._C._push_on_torch_function_stack(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        torch._C._pop_torch_function_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
-        return NORMS.get(function, function)(*args, **(kwargs or {}))
+        if function in NORMS:
+            function = NORMS[function]
+        return function(*args, **kwargs) if kwargs else function(*args)
 
 
 def another_way(error: Exception) -> AbstractContextManager[Any] | None:
