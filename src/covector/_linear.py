@@ -230,7 +230,8 @@ class Pushforward(LinearMap):
 
     def _push(self, direction: Tensors) -> forward.Pushed:
         arguments = self._arguments
-        pushed = forward.push(self._moving_run, arguments.leaves, arguments.chosen, direction)
+        run, function = self._moving_run, self._caller.function
+        pushed = forward.push(run, arguments.leaves, arguments.chosen, direction, function=function)
         self.evaluation = pushed.evaluation
         self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed

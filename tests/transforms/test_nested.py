@@ -15,6 +15,7 @@ from torch import Tensor, vmap
 from torch.nn import functional
 
 import covector
+from covector._engine import forward
 from covector.errors import BatchingWarning, ForwardModeWarning, UnsupportedError
 
 # Said of what is gone around; the result is what counts here.
@@ -231,6 +232,18 @@ def test_a_rule_that_is_wrong_by_itself_is_not_used() -> None:
     torch.testing.assert_close(jacobian, rows(torch.cholesky_inverse, factor).detach())
     _, pushed = covector.functional.jvp(torch.cholesky_inverse, factor, factor)
     torch.testing.assert_close(pushed, -2 * torch.cholesky_inverse(factor))  # homogeneous of degree -2
+
+
+def test_a_function_is_looked_at_for_wrong_rules_once() -> None:
+    """If it calls none of these operations at its first push; one that does is looked at each time."""
+    x = matrix(POINTS[0])
+    right, wrong = (lambda x: x.sin()), (lambda x: torch.cholesky_inverse(x.sin().tril()))
+    for function in (right, wrong):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForwardModeWarning)
+            covector.jvp(function, (x,), (x,))
+    assert right in forward._meet_right_rules
+    assert wrong not in forward._meet_right_rules
 
 
 # Whose backward solves with factors, in one way each.

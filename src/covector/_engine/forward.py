@@ -20,11 +20,16 @@ from covector._engine import levels
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
 from covector._engine.twice import RightRules
+from covector._lazy import Remembered
 from covector._tree import Evaluation
 from covector.errors import UnsupportedError
 
 _make_dual = torch._VF._make_dual
 _unpack_dual = torch._VF._unpack_dual
+
+
+# Functions that called nothing with a wrong forward-mode rule when they were pushed.
+_meet_right_rules = Remembered()
 
 
 class Pushed(NamedTuple):
@@ -48,22 +53,26 @@ def push(
     tangents: Sequence[Tensor],
     *,
     recorded: bool = True,
+    function: Any = None,
 ) -> Pushed:
     """J u: run the function on these leaves, the chosen ones moving along the tangents.
 
     Not `recorded`, the result is not to be differentiated again, and no rule is put in place of a wrong one:
-    for a check, which is to find it.
+    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when it
+    was first pushed is not looked at again, since that costs as much as a small operation.
     """
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))
-        if again or levels.active():
-            nested = again or levels.nested_batches()
-            with RightRules(nested=nested) if nested or recorded else nullcontext():
-                return _push_on_level(run, inner, chosen, tangents)
-        with RightRules(nested=False) if recorded else nullcontext():
-            pushed = _push_plain(run, list(inner), chosen, tangents)
-        if not recorded or not _recorded(pushed.tangents):
+        nested = again or levels.nested_batches()
+        looks = recorded and function not in _meet_right_rules
+        rules = RightRules(nested=nested) if nested or looks else None
+        on_level = again or levels.active()
+        with nullcontext() if rules is None else rules:
+            pushed = (_push_on_level if on_level else _push_plain)(run, list(inner), chosen, tangents)
+        if rules is not None and not rules.acted:
+            _meet_right_rules.add(function)
+        if on_level or not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.

@@ -88,10 +88,12 @@ class RightRules:
     torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
     """
 
-    __slots__ = ("_instead", "_refused")
+    __slots__ = ("_instead", "_refused", "acted")
 
     def __init__(self, *, nested: bool) -> None:
         self._instead, self._refused = (_NESTED, _WRONG | _SINGLE) if nested else (_RIGHT, _WRONG)
+        self.acted = False
+        """Whether an operation with a wrong rule was called."""
 
     def __enter__(self) -> Self:
         torch._C._push_on_torch_function_stack(self)
@@ -103,8 +105,11 @@ class RightRules:
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
         if function in self._refused:
+            self.acted = True
             raise NoRightRule(function.__name__, nested=function in _SINGLE)
-        function = self._instead.get(function, function)
+        if function in self._instead:
+            self.acted = True
+            function = self._instead[function]
         return function(*args, **kwargs) if kwargs else function(*args)
 
 
