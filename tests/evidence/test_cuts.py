@@ -214,7 +214,34 @@ def test_a_number_that_leaves_is_named_beside_another_cut_if_it_matters():
     said = said_of(standardised)
     assert "cut by `no_grad`" in said
     assert "cut by `item()`" in said
-    assert "with these held constant, differences agree" in said
+    assert "with what is cut held constant, differences agree" in said
+
+
+def softmax(x, top):
+    """The shift by `top` changes no value."""
+    weights = (x - top).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def test_a_cut_through_which_nothing_is_lost_is_not_named():
+    """Beside one that loses something; the softmax does not depend on the largest element."""
+
+    def beside(x):
+        return softmax(x, x.amax(-1, keepdim=True).detach()) * x.mean().detach()
+
+    assert said_of(beside).startswith("the derivative through `x.mean()` is cut by `detach()`")
+    assert "amax" not in said_of(beside)
+
+
+def test_a_cut_that_matters_only_where_another_is_held_is_not_named():
+    """The largest element cancels in the function, and not where the sum is held constant."""
+
+    def within(x):
+        weights = (x - x.amax(-1, keepdim=True).detach()).exp()
+        return weights / weights.sum(-1, keepdim=True).detach()
+
+    assert said_of(within).startswith("the derivative through `weights.sum(-1, keepdim=True)` is cut")
+    assert "amax" not in said_of(within)
 
 
 def test_a_number_that_is_only_printed_is_not_named():

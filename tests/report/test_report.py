@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import re
+import subprocess
 import sys
 import weakref
 from dataclasses import dataclass
@@ -541,11 +542,13 @@ def test_nothing_is_drawn_from_the_callers_generator():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16])
 def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype, monkeypatch):
     """Text says how they are saved, and loads them; a page has them beside it."""
-    given = (torch.linspace(-1.1, 1, 30) ** 3).to(dtype).requires_grad_()
+    given = (torch.linspace(-1.1, 1, 50) ** 3).to(dtype).requires_grad_()
     report = covector.check(cube, given)
     assert not report
-    (remark,) = re.findall(r"# run first: (report.save_inputs\(.*?\)), which writes (.*)", report.reproduce)
-    assert remark == ("report.save_inputs('inputs.npz')", f"x: {dtype}, 30")
+    flat = report.reproduce.replace("\n#    ", "")
+    said = r"# run first, in the session that has the report: (report.save_inputs\(.*?\)), which writes (.*)"
+    (remark,) = re.findall(said, flat)
+    assert remark == ("report.save_inputs('inputs.npz')", f"x: {dtype}, 50")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert _pasted(f"{remark[0]}\n{report.reproduce}", {"report": report}).findings == report.findings
@@ -560,14 +563,82 @@ def test_inputs_of_unknown_making_are_saved_beside_the_page(tmp_path, dtype, mon
 
 def test_the_inputs_of_an_error_are_saved_by_its_report():
     """A door that raises returns none; the error has it."""
-    report = _caught(covector.gradcheck, cube, (torch.linspace(-1.1, 1, 30).double() ** 3).requires_grad_())
-    assert "# run first: error.report.save_inputs('inputs.npz'), which writes x:" in report.reproduce
+    report = _caught(covector.gradcheck, cube, (torch.linspace(-1.1, 1, 50).double() ** 3).requires_grad_())
+    said = "where `error` is the exception (sys.last_value if nothing caught it)"
+    remark = f"# run first, {said}: error.report.save_inputs('inputs.npz'), which writes x:"
+    assert remark in report.reproduce.replace("\n#    ", "")
+
+
+def test_some_tens_of_numbers_of_unknown_making_are_written_out():
+    """In all of the inputs: nothing has to be saved."""
+    a, b = ((torch.linspace(-1.1, 1, size).double() ** 3).requires_grad_() for size in (19, 20))
+    report = covector.check(regular, (a, b))
+    assert not report
+    assert "inputs.npz" not in report.reproduce
+    assert max(map(len, report.reproduce.splitlines())) <= 100
+    assert _pasted(report.reproduce, {}).findings == report.findings
+
+
+SCRIPT = """\
+import torch, covector
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    def forward(self, x):
+        return Twice.apply(self.weight * x)
+def cube(x):
+    return Twice.apply(x**3)
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+layer = Layer()
+for given in (Twice.apply, cube, layer):
+    print(covector.check(given, x).reproduce)
+print(covector.check(Layer(), x).reproduce)
+"""
+
+
+def test_what_a_script_defines_has_to_be_defined_first(tmp_path):
+    """A name of `__main__` is not there in another session: said, and torch is imported."""
+    (tmp_path / "wrong.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "wrong.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.count("import torch, covector\n") == 4
+    assert re.findall(r"# define first: (.*)", done.stdout) == [
+        "Twice, the class of wrong.py",
+        "cube, the function of wrong.py",
+        "layer, the Layer of wrong.py",
+        "Layer, the class of wrong.py",
+    ]
+
+
+class Dropped(torch.nn.Module):
+    """A parameter that is not used, and random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.used(x), 0.5, self.training)
+
+
+def test_an_argument_is_not_taken_for_a_tensor_that_the_function_holds():
+    """A function that draws random numbers gives other values if nothing is moved."""
+    report = covector.check(Dropped().double(), torch.randn(3, 2).double())
+    assert report.findings[0].check == "purity"
+    assert "define first" not in report.reproduce
 
 
 def test_inputs_that_are_made_again_are_not_saved(tmp_path):
     """Nor those of a report that was read from its data."""
     report = covector.check(cube, x)
-    unknown = covector.check(cube, (torch.linspace(-1.1, 1, 30).double() ** 3).requires_grad_())
+    unknown = covector.check(cube, (torch.linspace(-1.1, 1, 50).double() ** 3).requires_grad_())
     for nothing in (report, covector.Report.from_json(unknown.to_json())):
         with pytest.raises(covector.errors.ArgumentValueError, match="nothing to save"):
             nothing.save_inputs(tmp_path / "inputs.npz")

@@ -30,6 +30,9 @@ from covector.verify.vectors import weights
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.
 _HELD = 0.05
 
+# A line whose being held changes a difference by less than this share of the error loses nothing.
+_LOST = 1e-3
+
 # So many lines are tried by themselves.
 _TRIED = 12
 
@@ -44,6 +47,16 @@ _SEVERAL = 3
 _CALLS = 4
 
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A random direction u and cotangent v, with what both Jacobians give for them."""
+
+    move: np.ndarray
+    cotangent: Tensor
+    analytic: float
+    numeric: float
 
 
 @dataclass(frozen=True)
@@ -195,51 +208,68 @@ class Evidence:
     def cut_lines(self) -> tuple[tuple[Cut, ...], bool | None]:
         """Where the derivative is cut, and whether that explains what it lacks; None if that is not known.
 
-        Lines at which numbers leave torch are among them if the others do not explain it.
+        Lines at which numbers leave torch are among them if the others do not explain it. Where there are
+        several, those through which nothing is lost are left out.
         """
         cuts = self.cuts
         if cuts is None or not (cuts.lines or cuts.exits):
             return (), None
-        if self.is_second_order:
-            return self._needed(cuts)
+        explained: bool | None = False
         if cuts.lines and cuts.exits:
-            explained = self._explained_by(cuts.without(*cuts.exits))
-            if explained is not False:
-                return cuts.lines, explained
-        return (*cuts.lines, *cuts.exits), self._explained_by(cuts)
-
-    def _needed(self, cuts: Cuts) -> tuple[tuple[Cut, ...], bool | None]:
-        """Of lines that may matter, those that have to be held for differences to agree."""
-        if not self._explained_by(cuts):
-            return (), None
-        for line in (*cuts.exits, *cuts.lines)[:_TRIED]:
-            if self._explained_by(fewer := cuts.without(line)):
-                cuts = fewer
-        return (*cuts.lines, *cuts.exits), True
+            inside = cuts.without(*cuts.exits)
+            explained = self._explained_by(inside)
+            cuts = cuts if explained is False else inside
+        if explained is False:
+            explained = self._explained_by(cuts)
+        lines = (*cuts.lines, *cuts.exits)
+        if self.is_second_order and not explained:
+            return (), None  # a line there may matter for nothing
+        if explained and len(lines) > 1:
+            lines = tuple(line for line in lines[:_TRIED] if self._loses(cuts, line)) or lines
+        return lines, explained
 
     def _explained_by(self, cuts: Cuts) -> bool | None:
-        """Whether differences agree with the derivative once these cuts are held; None if that is not known.
+        """Whether differences agree with the derivative once these cuts are held; None if not known."""
+        if (probe := self._probe) is None or (held := self._held(cuts)) is None:
+            return None
+        return abs(held - probe.analytic) <= _HELD * abs(probe.numeric - probe.analytic)
 
-        One run, along a random direction u in the columns that are known: v . (f(x + u) - f(x)) is compared
-        with v . A u, and the distance with that of v . J u from it, on the rows that are known.
-        """
-        problem, run, both = self.run.problem, self.run, self.jacobians
-        if both is None or problem.low_precision:
+    def _loses(self, cuts: Cuts, line: Cut) -> bool:
+        """Whether a part of the derivative is lost at one line: differences change if it alone is held."""
+        others = {*cuts.lines, *cuts.exits} - {line}
+        probe, held = self._probe, self._held(cuts.without(*others))
+        if probe is None or held is None:
+            return True
+        return abs(held - probe.numeric) > _LOST * abs(probe.numeric - probe.analytic)
+
+    @lazy
+    def _probe(self) -> _Probe | None:
+        """What both Jacobians give along a random direction in the columns that are known."""
+        run, both = self.run, self.jacobians
+        if both is None or run.problem.low_precision:
             return None
         with self._attempt():
-            known, rows = both.column_numbers, both.row_numbers
-            random = np.zeros(problem.inputs.size)
-            random[known.numpy()] = weights(known.numel(), run.options.seed + 2).numpy()
+            random = np.zeros(run.problem.inputs.size)
+            random[both.column_numbers.numpy()] = weights(
+                both.column_numbers.numel(), run.options.seed + 2
+            ).numpy()
             move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
+            direction = torch.from_numpy(move)[both.column_numbers]
+            cotangent = weights(both.row_numbers.numel(), run.options.seed + 3)
+            values = (float(cotangent @ (matrix @ direction)) for matrix in (both.analytic, both.numeric))
+            return _Probe(move, cotangent, *values)
+        return None
+
+    def _held(self, cuts: Cuts) -> float | None:
+        """The difference along the probe with these cuts held, by one run; None outside of the domain."""
+        problem, probe, both = self.run.problem, self._probe, self.jacobians
+        if probe is None or both is None:
+            return None
+        with self._attempt():
             with Holding(cuts):
-                held = torch.from_numpy(run.numeric.single(problem.point + move) - problem.value)
-            if not held.isfinite().all():  # outside of the domain
-                return None
-            direction = torch.from_numpy(move)[known]
-            cotangent = weights(rows.numel(), run.options.seed + 3)
-            left = cotangent @ (held[rows] - both.analytic @ direction)
-            error = cotangent @ ((both.numeric - both.analytic) @ direction)
-            return bool(left.abs() <= _HELD * error.abs())
+                moved = self.run.numeric.single(problem.point + probe.move)
+            held = torch.from_numpy(moved - problem.value)
+            return float(probe.cotangent @ held[both.row_numbers]) if bool(held.isfinite().all()) else None
         return None
 
     @lazy

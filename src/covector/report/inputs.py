@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy
@@ -17,6 +18,9 @@ from covector._files import write
 
 # Of how many numbers draws are repeated, in all, to see whether they made the inputs: a fifth of a second.
 _MANY = 10**7
+
+# Tensors whose making is not known are written out up to so many numbers in all: some lines of text.
+_SOME = 40
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,13 @@ def known_inputs(tensors: Mapping[str, Tensor]) -> tuple[Input, ...]:
     while (found := draws.next_of(pending)) is not None:
         name, lines = found
         known.append(Input(name, pending.pop(name), (*lines[:-1], f"{name} = {lines[-1]}")))
-    drawn = {given.name for given in known}
-    return (*known, *(Input(name, value) for name, value in tensors.items() if name not in drawn))
+    made = {given.name for given in known}
+    rest = {name: value for name, value in tensors.items() if name not in made}
+    few = sum(value.shape.numel() for value in rest.values()) <= _SOME
+    return (
+        *known,
+        *(Input(name, value, _numbers(name, value) if few else ()) for name, value in rest.items()),
+    )
 
 
 # The dtypes that torch draws random numbers in.
@@ -67,6 +76,14 @@ def _is_plain(value: Tensor) -> bool:
         and not value.is_conj()
         and value.numel() > 0
     )
+
+
+def _numbers(name: str, value: Tensor) -> tuple[str, ...]:
+    """The lines that make a tensor from its numbers; none if there is more to it than these."""
+    if not (text := written_out(value)):
+        return ()
+    lines = wrap(text, 88, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return f"{name} = {lines[0]}", *lines[1:]
 
 
 def written_out(value: Tensor) -> str:

@@ -70,7 +70,7 @@ def remade(module: Module, name: str) -> Remade | None:
     if not all(isinstance(value, Tensor) and can_be_saved(value) for value in module.state_dict().values()):
         return None
     if (found := global_name(module)) is not None:
-        copied = Reached(f"copy.deepcopy({found.text})", (*found.imports, "import copy"))
+        copied = Reached(f"copy.deepcopy({found.text})", (*found.imports, "import copy"), found.missing)
         return Remade(name, module, copied)
     made = _constructed(module)
     if made is None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -53,10 +53,22 @@ def _global_names(function: Any) -> Iterator[Reached]:
             if not name.strip("_0123456789").isidentifier() or getattr(module, name, None) is not function:
                 continue
             if place == "__main__":
-                told = all(hasattr(module, needed) for needed in ("torch", "covector"))
-                yield Reached(name, () if told else (IMPORT,))
+                yield Reached(name, missing=f"{name}, {_what(function)} of {_script(module)}")
             elif all(part.isidentifier() for part in str(place).split(".")):
                 yield Reached(name, (IMPORT, f"from {place} import {name}"))
+
+
+def _what(function: Any) -> str:
+    """The kind of thing that a name stands for."""
+    if isinstance(function, type):
+        return "the class"
+    return "the function" if hasattr(function, "__code__") else f"the {type(function).__name__}"
+
+
+def _script(module: ModuleType | None) -> str:
+    """What runs as `__main__`: a file, or a session."""
+    file = getattr(module, "__file__", None)
+    return Path(file).name if file else "the session"
 
 
 def _undefined(function: Any, name: str, nameless: str) -> Reached:

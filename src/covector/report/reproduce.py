@@ -28,6 +28,12 @@ FILE = "inputs.npz"
 # Tensors are written out if they have no more elements than this together.
 _FEW = 8
 
+# Where the report is that inputs are saved from, by how the reader gets at it.
+_WHERE = {
+    "report": "in the session that has the report",
+    "error.report": "where `error` is the exception (sys.last_value if nothing caught it)",
+}
+
 # What is written as it prints.
 _WRITTEN = bool, int, str, torch.dtype, torch.layout, torch.Size
 
@@ -117,7 +123,7 @@ class Reproduction:
         loaded_from_file = [str(made) for made in self.modules if made.state] + [*map(str, unknown.values())]
         lines = [*self.imports, *(f"# define first: {what}" for what in self.missing)]
         if loaded_from_file and not file:
-            remark = f"run first: {self.report}.save_inputs({FILE!r}), which writes "
+            remark = f"run first, {_WHERE[self.report]}: {self.report}.save_inputs({FILE!r}), which writes "
             lines += _remark(remark + "; ".join(loaded_from_file))
         if loaded_from_file:
             lines += ["import numpy", f"saved = numpy.load({file or FILE!r})"]

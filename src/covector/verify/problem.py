@@ -71,6 +71,13 @@ def _described(kind: _Kind) -> str:
     return f"{'' if layout is torch.strided else f'{layout} '}{dtype} of shape {tuple(shape)}"
 
 
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two lists of outputs have the same shapes and numbers, to the last bit."""
+    if [t.shape for t in some] != [t.shape for t in others]:
+        return False
+    return all(same_bits(one.detach(), other.detach()) for one, other in zip(some, others, strict=True))
+
+
 class Problem:
     """A function of the chosen leaves at a point, with its outputs there."""
 
@@ -462,15 +469,22 @@ class Problem:
         outputs = [leaf for leaf in self._leaves if is_differentiable(leaf)]
         # The graph does not tell: move the caller's tensors, and see whether the outputs move.
         away = [moved(tensor) for tensor in self.originals]
+        before = torch.get_rng_state()
         try:
-            with torch.enable_grad(), shifted(self.originals, away):
-                there = [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
+            with shifted(self.originals, away):
+                there = self._differentiable_outputs()
         except Exception:  # that these were moved is what it minds
             self.raised = None
             return True
-        if [t.shape for t in outputs] != [t.shape for t in there]:
-            return True
-        return not all(map(same_bits, [t.detach() for t in outputs], [t.detach() for t in there]))
+        if not _same(outputs, there) and not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)  # it draws random numbers: the same ones for both runs
+            outputs = self._differentiable_outputs()
+        return not _same(outputs, there)
+
+    def _differentiable_outputs(self) -> list[Tensor]:
+        """Those of another run on the leaves."""
+        with torch.enable_grad():
+            return [leaf for leaf in flatten(self.call(self.variables))[0] if is_differentiable(leaf)]
 
     def _captures(self) -> bool:
         """Whether one of the caller's tensors stands in the closure of the function."""

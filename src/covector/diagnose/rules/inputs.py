@@ -15,6 +15,9 @@ from covector.evidence.cuts import Cut
 # How many lines at which a derivative is lost are shown.
 _LINES = 3
 
+# What to look at where there are several.
+_INTENDED = 'these lines; if they are intended, `stop_gradients="constant"` checks the rest'
+
 
 def zero(case: Case) -> Iterator[Observation]:
     """Analytic = 0."""
@@ -28,9 +31,9 @@ def cut(case: Case) -> Iterator[Observation]:
     """The derivative is lost on the way, at lines that are known."""
     lines, known = _lost(case)
     if lines and not any(line.is_saved for line in lines):
-        held = "that" if len(lines) == 1 else "these"
-        tested = f"; with {held} held constant, differences agree with reverse mode" if known else ""
-        yield Observation(f"{_shown(lines)}{tested}", 0.98 if known else 0.7)
+        tested = "; with what is cut held constant, differences agree with reverse mode" if known else ""
+        look = "" if len(lines) == 1 else _INTENDED
+        yield Observation(f"{_shown(lines)}{tested}", 0.98 if known else 0.7, look=look)
 
 
 def saved(case: Case) -> Iterator[Observation]:
