@@ -395,6 +395,7 @@ PLANTED = {
         rounded(torch.float32), cubed(lambda d: 1.0001 * d), VECTOR, keywords={"atol": 0.0, "rtol": 1e-9}
     ),
     "kink": Planted(RELU, STEEP, given(0.0, 1.0)),
+    "jump": Planted(torch.round, RELU, given(0.5, 1.2), given(0.0, 1.0)),
     "domain": Planted(torch.log, ruled(torch.log, lambda g, x: 2 * g / x), given(0.0, 1.0), given(0.5, 1.0)),
     "noise": Planted(single_sine(1.0), single_sine(3.0), given(0.5)),
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from covector.verify import constants
 from covector.verify.examine import Examiner
-from covector.verify.finding import NAMED, NOISY, OUTSIDE
+from covector.verify.finding import JUMP, NAMED, NOISY, OUTSIDE
 from covector.verify.judge import ColumnJudgement, judge, outside
 from covector.verify.record import Record
 
@@ -86,7 +86,7 @@ class Entries:
                 if self._record.failed:
                     self._record.cut_short = bool((self._severity > 1).any())
                     return False
-                if judged.entries[0].mismatch.note != NOISY:
+                if judged.entries[0].mismatch.note not in (NOISY, JUMP):
                     self._learn(judged)
                 if self._record.undecided:  # another entry may be certainly wrong
                     in_all = 2 * self._numeric.problem.inputs.size + constants.SPARE_RUNS

@@ -17,6 +17,7 @@ NAMED = 8
 OUTSIDE = "outside the domain"
 NOT_FINITE = "the analytic value is not finite"
 NOISY = "the noise of the difference exceeds the tolerance"
+JUMP = "the function jumps at this point"
 UNSETTLED = "differences of several lengths do not agree"
 KINK = "not differentiable here"
 

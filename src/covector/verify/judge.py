@@ -17,7 +17,7 @@ import numpy as np
 
 from covector.errors import described
 from covector.verify import constants
-from covector.verify.finding import KINK, NOISY, NOT_FINITE, OUTSIDE, UNSETTLED, Mismatch, Outcome
+from covector.verify.finding import JUMP, KINK, NOISY, NOT_FINITE, OUTSIDE, UNSETTLED, Mismatch, Outcome
 from covector.verify.numeric import BudgetSpent, Numeric
 from covector.verify.options import Tolerance
 from covector.verify.slopes import Slopes, Stencils, slopes_of
@@ -220,7 +220,10 @@ def decide_entry(
         return outcome(Outcome.FAILED)
     if stencils.disprove(row, analytic, tol):
         return outcome(Outcome.FAILED)
-    return outcome(Outcome.INCONCLUSIVE, NOISY if bound > allowed else UNSETTLED)
+    if bound <= allowed:
+        return outcome(Outcome.INCONCLUSIVE, UNSETTLED)
+    jumps = stencils.jumps(row, float(numeric.noise[entry[0]]))
+    return outcome(Outcome.INCONCLUSIVE, JUMP if jumps else NOISY)
 
 
 def outside(numeric: Numeric, row: int, column: int, analytic: float) -> Judgement:

@@ -27,6 +27,12 @@ from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.options import Tolerance
 
+# A function jumps if, at so many lengths, it moves by the same amount up to this share, which is so many times
+# the rounding of its values.
+_LENGTHS = 3
+_ALIKE = 0.1
+_ROUNDINGS = 1e3
+
 _OF_SLOPE = sqrt(2 * (45**2 + 9**2 + 1)) / 60
 
 
@@ -315,3 +321,12 @@ class Stencils:
         if not constants.GAP * wide < narrow < wide / constants.GAP:
             return None
         return float(by_length[0].left[row]), float(by_length[0].right[row])
+
+    def jumps(self, row: int, rounding: float) -> bool:
+        """Whether the values on both sides differ by the same amount at several lengths, far above rounding."""
+        shortest = sorted(self.taken, key=lambda one: one.length)[:_LENGTHS]
+        apart = np.array([2 * one.length * one.central[row] for one in shortest])
+        if len(apart) < _LENGTHS or not np.isfinite(apart).all():
+            return False
+        size = abs(apart).max()
+        return bool(np.ptp(apart) <= _ALIKE * size and size > _ROUNDINGS * rounding)

@@ -10,7 +10,7 @@ from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect, listed
 from covector.evidence.evidence import COARSE
-from covector.verify.finding import KINK, OUTSIDE
+from covector.verify.finding import JUMP, KINK, NOISY, OUTSIDE
 
 
 def stale(case: Case) -> Iterator[Observation]:
@@ -71,6 +71,12 @@ def kink(case: Case) -> Iterator[Observation]:
         yield Observation(text, 0.99)
 
 
+def jump(case: Case) -> Iterator[Observation]:
+    """The values on both sides of the point differ, however near they are."""
+    if any(m.note.startswith(JUMP) for m in case.finding.mismatches):
+        yield Observation("the values on the two sides of the point differ by as much at every length", 0.99)
+
+
 def domain(case: Case) -> Iterator[Observation]:
     """The function is not finite around the point."""
     if any(m.note.startswith(OUTSIDE) for m in case.finding.mismatches):
@@ -79,7 +85,7 @@ def domain(case: Case) -> Iterator[Observation]:
 
 def noise(case: Case) -> Iterator[Observation]:
     """Differences cannot tell."""
-    hidden = [m for m in case.finding.mismatches if m.note.startswith("the noise of the difference")]
+    hidden = [m for m in case.finding.mismatches if m.note.startswith(NOISY)]
     if hidden:
         worst = max(hidden, key=lambda m: m.bound / m.allowed if m.allowed else m.bound)
         known = f"differences are known to {worst.bound:.0e} only"

@@ -391,6 +391,13 @@ RULES = (
         alone=True,
     ),
     Rule(
+        "jump",
+        function.jump,
+        "the function jumps at the point: it has no derivative there",
+        "the inputs: move them away from the jump",
+        alone=True,
+    ),
+    Rule(
         "domain",
         function.domain,
         "the function is not finite around the point",
