@@ -138,6 +138,34 @@ def test_which_factor(factor, text):
     assert text in evidence
 
 
+@pytest.mark.parametrize(("factor", "text"), [(0.7, "0.700 is `t`"), (1 / 0.7, "1.429 is 1 / `t`")])
+@pytest.mark.parametrize("make", [float, torch.tensor])
+def test_a_factor_that_is_a_number_among_the_inputs(factor, text, make):
+    """A temperature, given as a number or as a tensor of one."""
+
+    def tempered(x, t):
+        return ruled(cube, lambda g, x: factor * 3 * x**2 * g)(x) / t
+
+    (found,) = diagnoses(covector.check(tempered, (*away((5, 3))(0), make(0.7))))
+    assert found.evidence.endswith(text)
+    assert found.look == "the factor `t`, left out or applied twice"
+
+
+def test_a_factor_that_is_an_input_is_said_in_words():
+    """Without an exponent or a factor of 1."""
+    scaled = ruled(torch.mul, lambda g, x, w: (g * w, (g * x).sum(0) * w))
+    ((rule, evidence),) = said(scaled, away((4, 3), (3,)))
+    assert rule == "power"
+    assert evidence == "`backward` returns a gradient that has the factor `arg1` too many for input `arg1`"
+
+
+def test_a_backward_that_writes_into_its_cotangent_is_all_that_is_told():
+    """What else is wrong follows from it: the second gradient is computed with the first."""
+    scaled = ruled(torch.mul, lambda g, x, w: (g.mul_(w), (g * x).sum(0)))
+    report = covector.check(scaled, away((4, 3), (3,))(0))
+    assert {diagnosis.rule for diagnosis in diagnoses(report)} == {"cotangent changed"}
+
+
 def unflipped(g, x, w):
     """The gradients of a convolution, its kernel not flipped."""
     by_w = torch.autograd.functional.vjp(lambda w: F.conv2d(x, w, padding=1), w, g)[1]

@@ -118,7 +118,8 @@ how: 1 x 1 entries column by column, step 1e-06; 22 calls of the function""",
 check(drawn): FAILED
 purity: FAILED: the function draws random numbers: output[0] differs between two runs on the same
     input
-  Draw the numbers outside and pass them in, or seed the generator inside the function.
+  Draw the numbers outside and pass them in, or seed the generator inside the function. Dropout in a
+      module is off after module.eval().
 """,
     ),
     "mutation": (

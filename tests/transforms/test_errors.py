@@ -16,6 +16,16 @@ def total(x):
     return x.sum()
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
 def identity(x):
     return x
 
@@ -31,6 +41,8 @@ def constant(x):
 # name, what is done with a namespace of transforms, our class, what the text must hold
 MISTAKES = [
     ("not callable", lambda t: t.grad(3)(x), ArgumentTypeError, "grad: the first argument must be a function, got 3 (int). Write grad(f)(x), not grad(f(x))."),
+    ("class of a Function", lambda t: t.grad(Doubled)(x), ArgumentTypeError, "grad: got Doubled, a subclass of autograd.Function. Pass Doubled.apply."),
+    ("vector output, sparse", lambda t: covector.sparse_hessian(identity)(x), OutputError, "or use sparse_jacobian for the whole Jacobian"),
     ("not callable vjp", lambda t: t.vjp(x, x), ArgumentTypeError, "vjp: the first argument must be a function"),
     ("no arguments", lambda t: t.grad(total)(), ArgumentValueError, "argnums=0 is out of range: the call has 0 positional arguments"),
     ("float", lambda t: t.grad(total)(3.0), ArgumentTypeError, "grad(total): can only differentiate by tensors, but x is 3.0 (float)"),

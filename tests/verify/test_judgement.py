@@ -1042,7 +1042,7 @@ MISTAKES = {
         ArgumentValueError,
         "requires grad",
     ),
-    "no inputs": (lambda: None, (), {}, ArgumentValueError, "requires grad"),
+    "no inputs": (lambda: None, (), {}, ArgumentValueError, "there are no inputs"),
     "overlapping memory": (
         torch.sin,
         (torch.ones(1, dtype=DOUBLE).expand(3).requires_grad_(),),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import Tensor
 
+from covector._chart import dense
 from covector._lazy import lazy
 from covector.diagnose.rules.fit import NEAR, ratio
 from covector.diagnose.suspects import Side, Suspect, suspects_of
@@ -22,6 +24,14 @@ class Multiple:
     factor: float
     extent: str
     """Where it is, in words; nothing if it is another multiple, or none, elsewhere."""
+
+
+def _number(leaf: Any) -> float:
+    """A real number, or that in a tensor of one; 0 for anything else. A whole number may be a size."""
+    if isinstance(leaf, Tensor):
+        single = leaf.numel() == 1 and leaf.is_floating_point()
+        return float(dense(leaf.detach())) if single else 0.0
+    return leaf if isinstance(leaf, float) else 0.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,17 @@ class Case:
         """One for each input with wrong entries; none if the Jacobians are not known."""
         jacobians = self.evidence.jacobians
         return () if jacobians is None else suspects_of(jacobians)
+
+    @lazy
+    def numbers(self) -> dict[str, float]:
+        """The numbers among the arguments, and the tensors of one number, which are not zero."""
+        problem = self.evidence.run.problem
+        if problem.asked is not problem:
+            return {}
+        every = problem.arguments.at(problem.arguments.leaves)
+        names = every.select(every.slots, single=False).paths(problem.caller.function)
+        given = zip(names, every.leaves, strict=True)
+        return {name: number for name, leaf in given if (number := _number(leaf))}
 
     @lazy
     def is_sampled(self) -> bool:

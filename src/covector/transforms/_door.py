@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
+from torch.autograd import Function
 
 from covector._chart import is_strided
 from covector._engine import messages
@@ -76,7 +77,15 @@ def check_function(verb: str, function: Any) -> Caller:
             f"{verb}: the first argument must be a function, got {summary(function)}. "
             f"Write {verb}(f)(x), not {verb}(f(x))."
         )
+    refuse_class(verb, function)
     return Caller(verb, function)
+
+
+def refuse_class(verb: str, function: Any) -> None:
+    """Refuse a custom Function itself, where its `apply` is meant."""
+    if isinstance(function, type) and issubclass(function, Function):
+        name = function.__name__
+        raise ArgumentTypeError(f"{verb}: got {name}, a subclass of autograd.Function. Pass {name}.apply.")
 
 
 def check_batching(verb: str, chunk_size: Any, randomness: Any) -> None:
@@ -257,6 +266,10 @@ def _hint_on_scalars(returned: Any) -> str:
     return "To return more than the value, use has_aux=True."
 
 
+# What gives the Jacobian of a function that is not scalar, in place of these.
+_JACOBIANS = {"sparse_hessian": "sparse_jacobian", "hessian_plan": "jacobian_plan"}
+
+
 def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
     """The function returned one real tensor without dimensions."""
     outputs = evaluation.outputs
@@ -269,8 +282,8 @@ def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
     if shape:
         raise OutputError(
             f"{caller}: the function must return a scalar (a tensor of shape ()), got shape {shape}. "
-            "Reduce it (.sum() or .mean()); or use jacrev/jacfwd for the whole Jacobian; or use vjp "
-            "for the product with one cotangent."
+            f"Reduce it (.sum() or .mean()); or use {_JACOBIANS.get(caller.verb, 'jacrev/jacfwd')} for the "
+            "whole Jacobian; or use vjp for the product with one cotangent."
         )
     if outputs[0].is_complex():
         raise OutputError(

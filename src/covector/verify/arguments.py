@@ -12,7 +12,7 @@ from covector._chart import is_opaque, kind_of, overlaps, refusal
 from covector._engine.tensors import PLAIN, plain
 from covector._tree import Argnames, Argnums, Arguments, select
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, OptionError
-from covector.transforms._door import check_seed, summary
+from covector.transforms._door import check_seed, refuse_class, summary
 from covector.transforms.module import as_function
 from covector.verify.leaves import is_differentiable
 from covector.verify.options import Options
@@ -27,6 +27,7 @@ def caller_of(verb: str, func: Any) -> Caller:
             f"{verb}: the first argument must be a function, got {summary(func)}. "
             f"Write {verb}(f, x), not {verb}(f(x), x)."
         )
+    refuse_class(verb, func)
     return Caller(verb, func)
 
 
@@ -84,6 +85,11 @@ def arguments_of(
 ) -> Arguments:
     """The call's arguments, with what is to be checked marked."""
     args = as_tuple(inputs)
+    if not args and not kwargs:
+        raise ArgumentValueError(
+            f"{caller}: there are no inputs, so there is nothing to differentiate by. Pass a tensor, "
+            "or several in a tuple."
+        )
     if argnums is not None or argnames is not None:
         arguments = select(caller, args, kwargs or {}, 0 if argnums is None else argnums, argnames)
         if not arguments.only(is_differentiable).chosen:
@@ -155,4 +161,4 @@ def _kinds(caller: Caller, arguments: Arguments) -> str:
         for leaf in arguments.leaves
     ]
     named = zip(arguments.paths(caller.function), kinds, strict=True)
-    return "; ".join(f"{name} is {kind}" for name, kind in named) or "there are none"
+    return "; ".join(f"{name} is {kind}" for name, kind in named)

@@ -43,7 +43,8 @@ def impurity(found: Impure) -> Finding:
         return failed(
             "purity",
             f"the function draws random numbers: {found.where} differs between two runs on the same input",
-            "Draw the numbers outside and pass them in, or seed the generator inside the function.",
+            "Draw the numbers outside and pass them in, or seed the generator inside the function. "
+            "Dropout in a module is off after module.eval().",
         )
     return failed(
         "purity",

@@ -27,8 +27,8 @@ from covector._lazy import lazy
 from covector.verify import constants
 from covector.verify.options import Tolerance
 
-# A function jumps if, at so many lengths, it moves by the same amount up to this share, which is so many times
-# the rounding of its values.
+# A function jumps if it moves, at so many lengths, by the same amount up to this share, which is so many
+# times the rounding of its values.
 _LENGTHS = 3
 _ALIKE = 0.1
 _ROUNDINGS = 1e3
@@ -323,7 +323,7 @@ class Stencils:
         return float(by_length[0].left[row]), float(by_length[0].right[row])
 
     def jumps(self, row: int, rounding: float) -> bool:
-        """Whether the values on both sides differ by the same amount at several lengths, far above rounding."""
+        """Whether the values on both sides differ by as much at several lengths, far above rounding."""
         shortest = sorted(self.taken, key=lambda one: one.length)[:_LENGTHS]
         apart = np.array([2 * one.length * one.central[row] for one in shortest])
         if len(apart) < _LENGTHS or not np.isfinite(apart).all():

@@ -56,7 +56,7 @@ def factor(case: Case) -> Iterator[Observation]:
         c = many.factor
         if min(abs(c - 1), abs(c + 1), abs(c)) < NEAR:
             continue
-        named, look = _named(c, s)
+        named, look = _given(c, case) or _named(c, s)
         extent = f"{many.extent}{named}"
         text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, {extent}"
         yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
@@ -90,6 +90,15 @@ def _sizes(side: Side) -> Iterator[tuple[tuple[int, ...], int, str]]:
         for axes in combinations(range(len(shape)), count):
             several = prod(shape[axis] for axis in axes)
             yield axes, several, f"the number of elements along {dimensions(axes)} of `{name}`"
+
+
+def _given(c: float, case: Case) -> tuple[str, str] | None:
+    """The number among the arguments that a factor is, or one over it, and what to look at then."""
+    for name, value in case.numbers.items():
+        for text, known in ((f"`{name}`", value), (f"1 / `{name}`", 1 / value)):
+            if abs(abs(value) - 1) > 0.01 and abs(c - known) < 1e-5 * abs(c):
+                return f"; {written(c)} is {text}", f"the factor `{name}`, left out or applied twice"
+    return None
 
 
 def _named(c: float, s: Suspect) -> tuple[str, str]:
@@ -172,9 +181,13 @@ def power(case: Case) -> Iterator[Observation]:
             values = s.numeric * torch.where(s.active, s.point, 1.0) ** exponent
             c = float((s.analytic * values).sum() / (values**2).sum())
             if c and s.explains(c * values):
-                base = f"`{s.inputs.parts[0].name}`^{exponent}"
-                text = f"{case.rule} returns {c:.3g} x {base} x the numeric {case.noun} for {{where}}"
-                yield Observation(text, 0.9, s.where)
+                name = f"`{s.inputs.parts[0].name}`"
+                text = f"{c:.3g} x {name}^{exponent} x the numeric {case.noun}"
+                if abs(c - 1) < NEAR:
+                    base = name if abs(exponent) == 1 else f"{name}^{abs(exponent)}"
+                    has = f"has the factor {base} too many" if exponent > 0 else f"lacks the factor {base}"
+                    text = f"a {case.noun} that {has}"
+                yield Observation(f"{case.rule} returns {text} for {{where}}", 0.9, s.where)
                 break
 
 

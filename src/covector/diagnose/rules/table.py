@@ -367,6 +367,7 @@ RULES = (
         function.changed,
         "the backward changes its cotangent in place",
         "an operation in `backward` that writes into grad_output, as mul_ or out=: work on a new tensor",
+        alone=True,
         entries=False,
         steady=False,
     ),
