@@ -24,6 +24,7 @@ from covector.evidence.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Finding, Outcome
 from covector.verify.forgiving import forgiving
+from covector.verify.leaves import same_bits
 from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
 
@@ -153,7 +154,7 @@ class Evidence:
             ReverseMap(problem).pull(given)
             after = [values_of(cotangent) for cotangent in given]
             compared = zip(problem.output_names, before, after, strict=True)
-            return tuple(name for name, was, now in compared if not torch.equal(was, now))
+            return tuple(name for name, was, now in compared if not same_bits(was, now))
         return ()
 
     @lazy
