@@ -189,6 +189,11 @@ class Arguments:
         moved.chosen, moved.single, moved.flat = self.chosen, self.single, self.flat
         return moved
 
+    def named(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Every leaf, whether it is chosen or not, by how a person would write it."""
+        every = self.at(self.leaves)
+        return dict(zip(every.select(every.slots, single=False).paths(function), self.leaves, strict=True))
+
     def only(self, wanted: Callable[[Any], bool]) -> Arguments:
         """Keep, of the leaves to differentiate, those that satisfy a condition."""
         self.chosen = [index for index in self.chosen if wanted(self.leaves[index])]

@@ -41,6 +41,7 @@ from covector.verify.arguments import (
 )
 from covector.verify.checks import run_checks
 from covector.verify.finding import Finding, Outcome, failed
+from covector.verify.leaves import is_differentiable
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
@@ -404,13 +405,15 @@ def _report(
     problem, options = run.problem, run.options
     lines = ", ".join(dict.fromkeys(f"{cut.how} at {cut.place}" for cut in held))
     again = None if checked.right else reproduction(call, options, by_name=problem.closes_over)
+    chosen = call.extra.keys() & {"argnums", "argnames"}
+    without = "" if chosen or not checked.right else _not_by(problem)
     return Report(
         (problem if first is None else first).caller.name,
         call.verb,
         findings,
         tuple(problem.input_names),
         tuple(problem.output_names),
-        f"{run.method}; held constant: {lines}" if held else run.method,
+        f"{run.method}; held constant: {lines}" if held else f"{run.method}{without}",
         options.seed,
         run.runs,
         seconds,
@@ -419,6 +422,28 @@ def _report(
         Source(run, partial(unchanged, call.function), again),
         (run.taylor.table(),) if options.taylor and run.taylor.rates else (),
     )
+
+
+# So many names are listed.
+_FEW = 3
+
+
+def _not_by(problem: Problem) -> str:
+    """By which tensors a derivative was checked, if others do not require grad; else nothing."""
+    if problem.asked is not problem:
+        return ""
+    inputs, given = problem.input_names, problem.arguments.named(problem.caller.function)
+    others = [
+        f"`{name}`"
+        for name, leaf in given.items()
+        if name not in inputs and is_differentiable(leaf) and not leaf.requires_grad
+    ]
+    if not others:
+        return ""
+    by = ", ".join(f"`{name}`" for name in inputs) if len(inputs) <= _FEW else f"{len(inputs)} tensors"
+    require = "does not" if len(others) == 1 else "do not"
+    more = "" if len(others) <= _FEW else f" and {len(others) - _FEW} others"
+    return f"; by {by}, not by {', '.join(others[:_FEW])}{more}, which {require} require grad"
 
 
 def _not_run(error: Exception) -> Finding | None:

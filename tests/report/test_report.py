@@ -658,6 +658,16 @@ def test_the_error_that_would_have_shown_is_one_that_does():
     assert visible < 0.01
 
 
+def test_tensors_that_do_not_require_grad_are_named():
+    """In a report that passes, unless the arguments were chosen; numbers are no tensors."""
+    a, b = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.ones(2, dtype=torch.float64)
+    scaled = lambda a, b, c: a * b * c
+    assert "; by `a`, not by `b`, which does not require grad; " in covector.check(scaled, (a, b, 2.0)).how
+    assert "not by `b`, `c`, which do not require grad" in covector.check(scaled, (a, b, b)).how
+    for report in (covector.check(scaled, (a, b, b), argnums=0), covector.check(scaled, (a, a, a))):
+        assert "require" not in report.how
+
+
 class Terminal(io.StringIO):
     """A file that says it is a terminal."""
 

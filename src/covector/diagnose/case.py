@@ -57,10 +57,8 @@ class Case:
         problem = self.evidence.run.problem
         if problem.asked is not problem:
             return {}
-        every = problem.arguments.at(problem.arguments.leaves)
-        names = every.select(every.slots, single=False).paths(problem.caller.function)
-        given = zip(names, every.leaves, strict=True)
-        return {name: number for name, leaf in given if (number := _number(leaf))}
+        given = problem.arguments.named(problem.caller.function)
+        return {name: number for name, leaf in given.items() if (number := _number(leaf))}
 
     @lazy
     def is_sampled(self) -> bool:
