@@ -467,3 +467,16 @@ def test_rows_through_a_factorization_in_a_batch(name):
     assert_close(covector.compile(rows, backend="replay")(points), expected)
     with torch.no_grad():
         assert_close(rows(points), expected)
+
+
+def test_a_sparse_output_has_no_tangent_and_is_looked_at_in_reverse_mode() -> None:
+    """Torch cannot say whether such an output has a tangent, and raises; this one depends on both inputs."""
+    x, y = torch.rand(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    for function, expected in (
+        (lambda a, b: (a * b).to_sparse(), x.diag()),
+        (lambda a, b: a.abs().to_sparse(), torch.zeros(3, 3, dtype=torch.float64)),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = covector.jacfwd(function, argnums=1)(x, y).to_dense()
+        torch.testing.assert_close(got, expected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -68,16 +68,22 @@ def push(
         looks = recorded and function not in _meet_right_rules
         rules = RightRules(nested=nested) if nested or looks else None
         on_level = again or levels.active()
-        with nullcontext() if rules is None else rules:
-            pushed = (_push_on_level if on_level else _push_plain)(run, list(inner), chosen, tangents)
+        looked = run if rules is None else partial(_looked_at, run, rules)
+        pushed = (_push_on_level if on_level else _push_plain)(looked, list(inner), chosen, tangents)
         if rules is not None and not rules.acted:
             _meet_right_rules.add(function)
         if on_level or not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.
-        with RightRules(nested=True):
-            return _push_on_level(run, inner, chosen, tangents)
+        looked = partial(_looked_at, run, RightRules(nested=True))
+        return _push_on_level(looked, inner, chosen, tangents)
+
+
+def _looked_at(run: Run, rules: RightRules, leaves: list[Any]) -> Evaluation:
+    """A run in which no wrong rule is used."""
+    with rules:
+        return run(leaves)
 
 
 def raised_by_rule(error: BaseException) -> bool:
@@ -121,7 +127,8 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
     outputs: list[Tensor] = []
     tangents: list[Tensor | None] = []
     for output in found:
-        primal, tangent = _unpack_dual(output, level=0)
+        # Others than strided tensors have no tangent.
+        primal, tangent = _unpack_dual(output, level=0) if is_strided(output) else (output, None)
         outputs.append(primal)
         tangents.append(tangent)
     if aux:
