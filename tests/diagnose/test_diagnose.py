@@ -761,14 +761,14 @@ def test_a_derivative_that_fails_while_it_is_diagnosed_is_reported_all_the_same(
             raise OSError("the sensor is gone")
         return 2 * d
 
-    whole = covector.check(cubed(fragile), VECTOR(0), fast_mode=True)
-    limit = len(pulls) - 3
-    pulls.clear()
-    cut = covector.check(cubed(fragile), VECTOR(0), fast_mode=True)
-    assert len(pulls) > limit
-    assert cut.outcome is whole.outcome
-    assert cut.findings[0].mismatches[:1] == cut.findings[0].mismatches
-    assert diagnoses(whole) != diagnoses(cut)
+    whole, lost = covector.check(cubed(fragile), VECTOR(0), fast_mode=True), []
+    for limit in range(1, len(pulls)):
+        pulls.clear()
+        cut = covector.check(cubed(fragile), VECTOR(0), fast_mode=True)
+        assert len(pulls) > limit
+        assert cut.outcome is whole.outcome
+        lost += [cut] if cut.findings[0].mismatches and diagnoses(cut) != diagnoses(whole) else []
+    assert lost
 
 
 def write_snapshots():

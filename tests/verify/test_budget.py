@@ -15,6 +15,7 @@ report has to agree with a counter in the function.
 | one input number                         | 4 if right, 16 if wrong, and 2 that look for its line    |
 | float32 module, fast                     | torch's fast count for the same module in float64, + 4   |
 | pullbacks of one that passes             | torch's number + 2                                       |
+| pullbacks of one that fails              | torch's exhaustive number + 24                           |
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from watched import Counted
 # Outcomes, as a report gives them.
 PASSED, INCONCLUSIVE, FAILED = "passed", "inconclusive", "failed"
 
-FAST_SLACK, EXHAUSTIVE_SLACK, FAILING_SLACK, MODULE_SLACK, PULLBACK_SLACK = 2, 8, 60, 4, 2
+FAST_SLACK, EXHAUSTIVE_SLACK, FAILING_SLACK, MODULE_SLACK = 2, 8, 60, 4
+PULLBACK_SLACK, FAILING_PULLBACK_SLACK = 2, 24
 CALLS_OF_A_BATCH, RIGHT_NUMBER, WRONG_NUMBER, LINE_RUNS, NOISY_SLACK = 5, 4, 16, 2, 64
 
 REVERSE: dict[str, Any] = {}
@@ -676,11 +678,12 @@ def test_a_float32_module_in_fast_mode(alone: bool) -> None:
 class Pullbacks:
     """A function whose backward counts its calls."""
 
-    def __init__(self, rows: int, columns: int, *, numpy: bool) -> None:
+    def __init__(self, rows: int, columns: int, *, numpy: bool, factor: float = 1.0) -> None:
         self.calls, weight = 0, matrix(rows, columns)
 
         def pull(cotangent: Tensor, x: Tensor) -> Tensor:
             self.calls += 1
+            cotangent = factor * cotangent
             if numpy:
                 return torch.from_numpy((cotangent.numpy() @ weight.numpy()) * x.detach().cos().numpy())
             return (cotangent @ weight) * x.cos()
@@ -697,6 +700,17 @@ def test_pullbacks_of_a_right_derivative(rows: int, columns: int, alone: bool, f
     assert torch.autograd.gradcheck(theirs.function, normal((columns,))(), fast_mode=fast)
     assert covector.check(ours.function, normal((columns,))(), fast_mode=fast).outcome == PASSED
     assert 0 < ours.calls <= theirs.calls + PULLBACK_SLACK
+
+
+@each_speed
+@pytest.mark.parametrize(("rows", "columns"), [(4, 6), (40, 3), (30, 20)])
+def test_pullbacks_of_a_wrong_derivative(rows: int, columns: int, fast: bool) -> None:
+    """Each row is pulled back once, for the verdict and for the report: torch pulls each back twice."""
+    theirs, ours = (Pullbacks(rows, columns, numpy=True, factor=1.5) for _ in range(2))
+    assert not torch.autograd.gradcheck(theirs.function, normal((columns,))(), raise_exception=False)
+    report = covector.check(ours.function, normal((columns,))(), fast_mode=fast)
+    assert report.outcome == FAILED
+    assert ours.calls <= theirs.calls + FAILING_PULLBACK_SLACK
 
 
 # The second order

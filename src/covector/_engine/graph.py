@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from inspect import unwrap
 from math import prod
@@ -353,24 +353,18 @@ def written_out(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def dtypes(inner: set[Any]) -> set[torch.dtype]:
-    """The dtypes of the tensors that went into these nodes' backwards."""
-    return {metadata.dtype for metadata in _metadata(inner)}
-
-
-def size_in_bytes(inner: set[Any]) -> int:
-    """How many bytes the tensors take together that these nodes stand behind."""
-    return sum(prod(metadata.shape) * metadata.dtype.itemsize for metadata in _metadata(inner))
-
-
-def _metadata(inner: set[Any]) -> Iterator[Any]:
-    """What is known of the tensors behind these nodes. Of several, an undefined one looks like a number."""
+def bytes_by_dtype(inner: set[Any]) -> dict[torch.dtype, int]:
+    """How many bytes the tensors take together, of each dtype, that these nodes stand behind."""
+    found: dict[torch.dtype, int] = {}
     for node in inner:
         known = getattr(node, "_input_metadata", ())
         for metadata in known:
-            undefined = len(known) > 1 and len(metadata.shape) == 0 and metadata.dtype is torch.float32
-            if metadata.dtype is not None and not metadata.is_nested_tensor and not undefined:
-                yield metadata
+            shape, dtype = metadata.shape, metadata.dtype
+            # Of several, an undefined one looks like a number.
+            undefined = len(known) > 1 and len(shape) == 0 and dtype is torch.float32
+            if dtype is not None and not metadata.is_nested_tensor and not undefined:
+                found[dtype] = found.get(dtype, 0) + prod(shape) * dtype.itemsize
+    return found
 
 
 NO_SECOND_DERIVATIVE = (

@@ -88,7 +88,7 @@ def coarse_reference(bench: Bench) -> str:
     if bench.arguments.chosen:  # a constant has the dtype that it has
         outputs = [output for output in outputs if output.requires_grad]
     reached = graph.reached([output for output in outputs if output.requires_grad])
-    used = {output.dtype for output in outputs} | graph.dtypes(reached.inner)
+    used = {output.dtype for output in outputs} | graph.bytes_by_dtype(reached.inner).keys()
     coarsest = max(used, key=lambda dtype: _eps(dtype), default=torch.float64)
     checked = min((_eps(leaf.dtype) for leaf in bench.leaves if is_differentiable(leaf)), default=1.0)
     if _eps(coarsest) <= max(checked / _SHARPER, _eps(torch.float64)):

@@ -20,6 +20,7 @@ from covector._lazy import lazy
 from covector._linear import LinearMap
 from covector._tree import Evaluation, flatten
 from covector.errors import UnsupportedError
+from covector.verify import constants
 from covector.verify.leaves import kind_of
 from covector.verify.problem import Problem
 from covector.verify.vectors import (
@@ -65,6 +66,8 @@ class _QuietMap(LinearMap):
 
     _refuses_draws = False
     _held: Callable[[], np.ndarray | None] = staticmethod(lambda: None)
+    _matrix: np.ndarray | None = None
+    """A, once all of it is known."""
 
     def __init__(self, problem: Problem, seed: int = 0, *, varied: bool = True) -> None:
         super().__init__(problem.caller)
@@ -246,6 +249,8 @@ class ReverseMap(_QuietMap):
 
     def rows(self, which: np.ndarray) -> np.ndarray:
         """These rows of A, by one batched pullback that adds up to a single one."""
+        if self._matrix is not None:
+            return self._matrix[which]
         basis = torch.zeros(len(which), self.problem.outputs.size, dtype=torch.float64)
         basis[torch.arange(len(which)), torch.from_numpy(which)] = 1.0
         stacks = self.problem.outputs.from_coords(basis)
@@ -263,15 +268,26 @@ class ReverseMap(_QuietMap):
         return graph.written_out(pulled).numpy()
 
     def columns(self, which: np.ndarray) -> np.ndarray:
-        """These columns of A: every row is pulled back, in batches that agree with a single pullback."""
-        matrix = self.unchecked_columns(which)
-        odd = self._odd(matrix, which)
+        """These columns of A: every row is pulled back, in batches that agree with a single pullback.
+
+        All columns are kept, where memory allows: each row is whole, whatever is asked of it.
+        """
+        if self._matrix is not None:
+            return self._matrix[:, which]
+        height, width = self.problem.shape
+        keep = 8 * height * width <= constants.BATCH_BYTES
+        asked = np.arange(width) if keep else which
+        matrix = self.unchecked_columns(asked)
+        odd = self._odd(matrix, asked)
         if odd is not None and self.batching.rung != "loop":
             self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
-            matrix = self.unchecked_columns(which)
-            odd = self._odd(matrix, which)
+            matrix = self.unchecked_columns(asked)
+            odd = self._odd(matrix, asked)
         self.odd = self.odd or odd
-        return matrix
+        if not keep:
+            return matrix
+        self._matrix = matrix
+        return matrix[:, which]
 
     def unchecked_columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A, whether or not a batch agrees with a single pullback."""
@@ -312,7 +328,6 @@ class ForwardMap(_QuietMap):
     """u -> J u by forward mode."""
 
     label = "forward mode"
-    _matrix: np.ndarray | None = None
     _pushed: tuple[np.ndarray, np.ndarray] | None = None
 
     def apply(self, direction: list[Tensor]) -> list[Tensor]:

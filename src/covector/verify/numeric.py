@@ -190,7 +190,7 @@ class Numeric:
     @lazy
     def _run_bytes(self) -> int:
         """What one run takes at most: every tensor in its graph."""
-        return 8 * sum(self.problem.shape) + graph.size_in_bytes(self.problem.reached.inner)
+        return 8 * sum(self.problem.shape) + sum(self.problem.bytes_inside.values())
 
     def chunk(self) -> int:
         """How many points are evaluated at once, or held in memory to be evaluated one by one."""

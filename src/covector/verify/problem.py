@@ -256,7 +256,12 @@ class Problem:
     @lazy
     def _dtypes_inside(self) -> set[torch.dtype]:
         """Those of inputs, outputs and what is computed between them."""
-        return self._dtypes | graph.dtypes(self.reached.inner)
+        return self._dtypes | self.bytes_inside.keys()
+
+    @lazy
+    def bytes_inside(self) -> dict[torch.dtype, int]:
+        """How many bytes the tensors in the graph take, of each dtype."""
+        return graph.bytes_by_dtype(self.reached.inner)
 
     @lazy
     def rounding(self) -> float:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from covector._tree import flatten, unflatten
 from covector.verify.leaves import doubled
 
 _DOUBLE = {torch.float64, torch.complex128}
@@ -46,8 +45,8 @@ class Promoted(TorchFunctionMode):
         kwargs = kwargs or {}
         dtypes = _dtypes((*args, *kwargs.values()))
         if not (dtypes.isdisjoint(_DOUBLE) or dtypes.isdisjoint(_LOW)):
-            leaves, spec = flatten((args, kwargs))
-            args, kwargs = unflatten([doubled(leaf) for leaf in leaves], spec)
+            args = [_promoted(value) for value in args]
+            kwargs = {name: _promoted(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -60,3 +59,10 @@ def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:
         elif isinstance(value, list | tuple):
             found |= _dtypes(value)
     return found
+
+
+def _promoted(value: Any) -> Any:
+    """A tensor in double precision; of a list or a tuple, every tensor in it."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_promoted, value))
+    return doubled(value)
