@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from covector.verify import forgiving
+from covector.checks import forgiving
 
 pytest_plugins = ["pytester"]
 

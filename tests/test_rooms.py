@@ -30,6 +30,7 @@ ROOMS = [
     "sparsity",
     "scipy",
     "verify",
+    "checks",
     "evidence",
     "diagnose",
     "report",
@@ -158,8 +159,8 @@ def test_the_ground_stands_on_nothing(name):
     assert all(name.startswith("covector.errors.") for name in ours)
 
 
-# What `diagnose` may know of `verify`: findings as data, not what evaluates a function.
-FINDINGS = ["finding", "forgiving", "tolerance"]
+# What `diagnose` may know of `verify` and `checks`: findings as data, not what evaluates a function.
+FINDINGS = ["finding", "forgiving"]
 
 
 def test_a_diagnosis_evaluates_nothing():
@@ -168,7 +169,7 @@ def test_a_diagnosis_evaluates_nothing():
         if room_of(path) == "diagnose":
             for name in imported_names(path):
                 assert not name.startswith("covector._engine"), f"{path.name} imports {name}"
-                if name.startswith("covector.verify"):
+                if name.startswith(("covector.verify", "covector.checks")):
                     assert name.split(".")[2] in FINDINGS, f"{path.name} imports {name}"
             assert ".derivatives" not in path.read_text(), path
 
@@ -222,7 +223,7 @@ FIRST_LINES = [
     "from covector import functional; functional.hessian",
     "import covector.functional; covector.functional.hessian",
     "import covector; covector.api.check, covector.compat.swap, covector.cases.case",
-    "import covector; covector.verify.checks.CHECKS",
+    "import covector; covector.checks.table.CHECKS",
     "import covector; covector.sparse_jacobian; covector.sparsity(torch.sin, torch.ones(2))",
     "import covector.sparsity.plan; covector.sparsity(torch.sin, torch.ones(2))",
     "from covector import *; case, swap, grad, Report",

@@ -21,14 +21,15 @@ from covector.transforms.vjp import vjp
 if TYPE_CHECKING:
     from covector import api as api
     from covector import cases as cases
+    from covector import checks as checks
     from covector import compat as compat
     from covector import functional as functional
     from covector import scipy as scipy
-    from covector import verify as verify
     from covector.adjoint import check_adjoint
     from covector.agreement import agree
     from covector.api import check, gradcheck, gradgradcheck
     from covector.cases import case
+    from covector.checks.sparse import as_sparse_gradcheck
     from covector.compat import swap
     from covector.kernels.door import check_kernel, kernelcheck
     from covector.report.report import Report
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     )
     from covector.sparsity.pattern import SparsityPattern
     from covector.transforms.compile import compile
-    from covector.verify.sparse import as_sparse_gradcheck
 
 __all__ = [
     "GradcheckError",
@@ -90,7 +90,7 @@ _ROOM_OF = {
     "Report": "covector.report.report",
     "SparsityPattern": "covector.sparsity.pattern",
     "agree": "covector.agreement",
-    "as_sparse_gradcheck": "covector.verify.sparse",
+    "as_sparse_gradcheck": "covector.checks.sparse",
     "case": "covector.cases",
     "check": "covector.api",
     "check_adjoint": "covector.adjoint",
@@ -112,7 +112,7 @@ _ROOMS = {
     "functional": "covector.functional",
     "scipy": "covector.scipy",
     "sparsity": "covector.sparsity",
-    "verify": "covector.api",
+    "checks": "covector.api",
 }
 
 

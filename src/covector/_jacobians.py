@@ -15,6 +15,7 @@ from torch import Tensor
 from covector._chart import AnyPlace, Chart, overlaps
 from covector._engine import graph
 from covector._tree import Arguments, flatten
+from covector.checks.arguments import as_tuple, check_number
 from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -25,7 +26,6 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import summary
-from covector.verify.arguments import as_tuple, check_number
 from covector.verify.leaves import is_differentiable, shifted
 from covector.verify.vectors import unit
 

@@ -15,14 +15,14 @@ from covector._chart import dense
 from covector._engine.rounding import EVERY, RandomRounding
 from covector._random import seeded
 from covector._tree import flatten, unflatten
+from covector.checks.arguments import caller_of
+from covector.checks.state import unchanged
 from covector.errors import ArgumentTypeError
 from covector.kernels.truth import nudged
 from covector.report.report import Report
 from covector.transforms._door import check_seed, summary
-from covector.verify.arguments import caller_of
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
-from covector.verify.state import unchanged
 
 # Along how many random pairs the identity is asked, beside the one that is given and one that is aligned.
 _PAIRS = 4

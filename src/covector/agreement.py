@@ -15,6 +15,8 @@ from covector._engine.modes import TRACING
 from covector._engine.rounding import EVERY, RandomRounding
 from covector._random import seeded
 from covector._tree import Arguments
+from covector.checks.arguments import arguments_of, as_tuple, caller_of, module_call
+from covector.checks.state import quiet, unchanged
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, first_sentence
 from covector.kernels import limits
 from covector.kernels.batches import Batch, batched_rows
@@ -27,10 +29,8 @@ from covector.kernels.subject import Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
 from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
-from covector.verify.arguments import arguments_of, as_tuple, caller_of, module_call
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
-from covector.verify.state import quiet, unchanged
 
 _VERB = "agree"
 

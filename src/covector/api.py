@@ -12,6 +12,18 @@ from torch.nn import Module
 from covector._chart import ShapeChange
 from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
+from covector.checks.arguments import (
+    arguments_of,
+    as_tuple,
+    caller_of,
+    checked,
+    module_call,
+    require_tangents,
+)
+from covector.checks.run import CheckRun
+from covector.checks.second import backward_of, given_cotangents, random_cotangents
+from covector.checks.state import quiet, unchanged
+from covector.checks.table import run_checks
 from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
     ArgumentTypeError,
@@ -31,23 +43,11 @@ from covector.report.report import Report
 from covector.report.reproduce import Call, reproduction
 from covector.transforms._door import one_tuple_of_inputs, summary
 from covector.transforms._plan import memory_limit
-from covector.verify.arguments import (
-    arguments_of,
-    as_tuple,
-    caller_of,
-    checked,
-    module_call,
-    require_tangents,
-)
-from covector.verify.checks import run_checks
 from covector.verify.finding import Finding, Outcome, failed
 from covector.verify.leaves import is_differentiable
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
-from covector.verify.run import CheckRun
-from covector.verify.second import backward_of, given_cotangents, random_cotangents
-from covector.verify.state import quiet, unchanged
 
 StopGradients: TypeAlias = Literal["fail", "constant"]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import covector
+from covector.checks import forgiving
 from covector.diagnose.rules import table
 from covector.diagnose.rules.table import RULES
-from covector.verify import forgiving
 from mutants import (
     MUTANTS,
     away,

@@ -25,8 +25,8 @@ import torch
 
 import covector
 from covector import _files, cli
+from covector.checks import forgiving
 from covector.errors import StorageError
-from covector.verify import forgiving
 from forked import printed
 from fuzzed import Wrong
 from watched import Counted, marks, state

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import covector
+from covector.checks.arguments import arguments_of, caller_of
 from covector.errors import PrecisionWarning
 from covector.verify.analytic import ReverseMap
-from covector.verify.arguments import arguments_of, caller_of
 from covector.verify.finding import Outcome
 from covector.verify.problem import Problem
 from holes.table import at, drawn, leaves, ruled, too_much

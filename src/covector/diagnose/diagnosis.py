@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from covector.checks.forgiving import forgiving
 from covector.diagnose.case import Case
 from covector.diagnose.facts import facts, right_parts
 from covector.diagnose.raised import located
@@ -14,7 +15,6 @@ from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
 from covector.evidence.evidence import Evidence
 from covector.verify.finding import Diagnosis, Finding
-from covector.verify.forgiving import forgiving
 
 # How many diagnoses are shown, and how sure the others have to be in comparison with the first.
 _SHOWN = 3

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from covector._chart import AnyPlace, Chart
+from covector.checks.run import CheckRun
 from covector.evidence.sample import FEW, grids, is_gridded, spread, widened
 from covector.verify.numeric import Numeric
-from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
 
 # How many numbers a sample has in all its columns, or rows, and how many of them are computed at once.

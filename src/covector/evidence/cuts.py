@@ -36,8 +36,8 @@ from covector._engine.graph import is_backward, is_forward
 from covector._engine.levels import GradMode
 from covector._redirect import redirect, undisturbed
 from covector._tree import Arguments, flatten, unflatten
+from covector.checks.state import unchanged
 from covector.errors import Caller
-from covector.verify.state import unchanged
 
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 _TORCHS = f"{Path(inspect.getfile(torch)).parent}{os.sep}"

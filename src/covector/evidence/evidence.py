@@ -19,13 +19,13 @@ from covector._chart import Sampled, values_of
 from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
+from covector.checks.forgiving import forgiving
+from covector.checks.run import CheckRun
 from covector.evidence.cuts import Cut, Cuts, Holding, traced
 from covector.evidence.jacobians import DIAGNOSIS, Jacobians, gather
 from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Finding, Outcome
-from covector.verify.forgiving import forgiving
 from covector.verify.leaves import same_bits
-from covector.verify.run import CheckRun
 from covector.verify.vectors import weights
 
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.

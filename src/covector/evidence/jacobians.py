@@ -17,12 +17,12 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
+from covector.checks.run import CheckRun
 from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room, Spot, with_others
 from covector.evidence.sample import FEW, spread
 from covector.verify import constants
 from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
-from covector.verify.run import CheckRun
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from covector._tasks.progress import progress
+from covector.checks.arguments import as_tuple, caller_of
+from covector.checks.state import quiet, unchanged
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, GradcheckError
 from covector.kernels import limits
 from covector.kernels.bench import Settings
@@ -19,9 +21,7 @@ from covector.kernels.trial import tried
 from covector.report.report import Report
 from covector.report.reproduce import Call, call_again
 from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
-from covector.verify.arguments import as_tuple, caller_of
 from covector.verify.finding import Outcome
-from covector.verify.state import quiet, unchanged
 
 _VERB = "check_kernel"
 

@@ -13,12 +13,12 @@ from torch.nn import Module
 
 from covector._chart import is_strided
 from covector._tree import Arguments, parameter_names
+from covector.checks.arguments import as_tuple
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller
 from covector.kernels.bench import Bench, Settings
 from covector.kernels.lenses.sizes import BASE, OTHER
 from covector.kernels.subject import Subject
 from covector.transforms.module import as_function
-from covector.verify.arguments import as_tuple
 from covector.verify.leaves import is_differentiable
 
 

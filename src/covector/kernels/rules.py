@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
+from covector.checks.forgiving import forgiving
 from covector.kernels.comparison import Comparison
 from covector.kernels.truth import Truth
 from covector.verify.finding import Diagnosis
-from covector.verify.forgiving import forgiving
 
 # What is left of the error once a mistake is explained, at most.
 _LEFT = 0.1

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from covector.checks.run import CheckRun
+from covector.checks.state import quiet
 from covector.evidence.jacobians import PAGE, gather
 from covector.report.heatmaps import Pair, pairs_of
 from covector.report.reproduce import Reproduction
 from covector.report.scan import Scan, scan
 from covector.verify.finding import Finding, Mismatch, Outcome
 from covector.verify.options import Tolerance
-from covector.verify.run import CheckRun
-from covector.verify.state import quiet
 
 # How many suspects are scanned.
 _SCANS = 6

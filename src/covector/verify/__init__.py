@@ -1,1 +1,1 @@
-"""Decides whether a derivative is right: a problem, two maps, looks, a judge, a record."""
+"""Decides whether a linear map is the derivative: a problem, two maps, looks, a judge, a record."""

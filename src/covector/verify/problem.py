@@ -26,9 +26,8 @@ from covector._tree import Arguments, flatten, leaf_paths
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 from covector.verify.finding import Entry
-from covector.verify.leaves import doubled, guarded, has_value, is_differentiable, same_bits, shifted
+from covector.verify.leaves import guarded, has_value, is_differentiable, same_bits, shifted
 from covector.verify.likes import tensors_for_outputs
-from covector.verify.promotion import Promoted
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _HALF = {torch.float16, torch.complex32}
@@ -281,38 +280,17 @@ class Problem:
         """Whether some input has less than double precision."""
         return any(torch.finfo(place.dtype).eps > _DOUBLE for place in self.inputs.places)
 
-    def lifted(self) -> Problem | None:
-        """The same function in double precision, if it takes that and answers in it.
-
-        If it holds tensors of its own in low precision, these are taken in double precision too.
-        """
-        if self.closes_over:
-            return None
-        chosen = set(self.arguments.chosen)
-        try:
-            leaves = [
-                like(leaf, doubled(leaf.detach())) if index in chosen else doubled(leaf)
-                for index, leaf in enumerate(self.arguments.leaves)
-            ]
-            above = Problem(
-                self.caller,
-                self.arguments.at(leaves),
-                self._most,
-                self._seed,
-                masked=self.masked,
-                device=self.device,
-                inside=Promoted(self.inside),
-            )
-        except Exception:  # the function refuses: it is differenced as it is
-            self.runs += 1
-            return None
-        above.is_lifted = True
-        above.__dict__["input_names"], above.__dict__["output_names"] = self.input_names, self.output_names
-        same = above.kept == self.kept and above.outputs.size == self.outputs.size
-        if same and not above.low_precision and not above.closes_over:
-            return above
-        self.runs += above.runs
-        return None
+    def beside(self, leaves: Sequence[Any], inside: AbstractContextManager[Any]) -> Problem:
+        """The same function of other leaves, which runs elsewhere."""
+        return Problem(
+            self.caller,
+            self.arguments.at(list(leaves)),
+            self._most,
+            self._seed,
+            masked=self.masked,
+            device=self.device,
+            inside=inside,
+        )
 
     # Runs of the function.
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from covector._chart import Chart, Sampled
 from covector._engine.batch import Apply, batched, batched_values, looped
+from covector.checks.run import CheckRun
 from covector.errors import UnsupportedError, first_sentence
 from covector.verify.finding import Finding, failed, passed
-from covector.verify.run import CheckRun
 from covector.verify.vectors import normal
 
 

@@ -39,7 +39,7 @@ from covector.verify.numeric import Numeric
 from covector.verify.vectors import weights
 
 if TYPE_CHECKING:
-    from covector.verify.run import CheckRun
+    from covector.checks.run import CheckRun
 
 # The longest step moves each number by about its size; the shortest is lost in the last places of a double.
 _LONGEST, _SHORTEST = 0, -46

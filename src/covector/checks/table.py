@@ -12,19 +12,19 @@ from torch import Tensor
 from covector._chart import Beyond, Sampled, ShapeChange
 from covector._engine import graph
 from covector._engine.messages import is_out_of_memory, missing_kernel
+from covector.checks.batches import batched_forward, batched_reverse
+from covector.checks.finite import said_first
+from covector.checks.forgiving import is_mistake_of_ours
+from covector.checks.reentrancy import determinism
+from covector.checks.run import CheckRun
+from covector.checks.tangents import forward_linearity, tangent_kind, undefined_tangents
+from covector.checks.taylor import forward_remainder, reverse_remainder
 from covector.errors import CovectorError, ResourceError, UnsupportedError, described, first_sentence, text_of
 from covector.verify import constants
 from covector.verify.analytic import ZeroMap
-from covector.verify.batches import batched_forward, batched_reverse
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
-from covector.verify.finite import said_first
-from covector.verify.forgiving import is_mistake_of_ours
 from covector.verify.locate import columns_apart
 from covector.verify.problem import Impure
-from covector.verify.reentrancy import determinism
-from covector.verify.run import CheckRun
-from covector.verify.tangents import forward_linearity, tangent_kind, undefined_tangents
-from covector.verify.taylor import forward_remainder, reverse_remainder
 from covector.verify.vectors import Cotangent, normal, weights
 
 

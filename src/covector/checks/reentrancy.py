@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covector.checks.run import CheckRun
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
-from covector.verify.run import CheckRun
 from covector.verify.vectors import PIECE, Cotangent, unit
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.

@@ -8,16 +8,17 @@ from torch import Tensor
 from covector._chart import Sampled
 from covector._engine import graph
 from covector._lazy import lazy
+from covector.checks.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
+from covector.checks.promotion import lifted
+from covector.checks.taylor import Taylor
 from covector.verify import constants
 from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
 from covector.verify.decide import decide, decide_constant
 from covector.verify.finding import Outcome
 from covector.verify.numeric import Numeric
 from covector.verify.options import Options, Tolerance
-from covector.verify.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
-from covector.verify.taylor import Taylor
 from covector.verify.vectors import weights
 
 # A derivative below this is zero, where it should be.
@@ -35,7 +36,7 @@ class CheckRun:
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
-        self.above = problem.lifted() if problem.low_precision else None
+        self.above = lifted(problem) if problem.low_precision else None
         """The same function in double precision, if the caller's has less."""
         self._lifted = self.above
         self.differenced = problem if self.above is None else self.above

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import covector
 from covector import gradcheck, gradgradcheck
-from covector.verify.promotion import Promoted
+from covector.checks.promotion import Promoted
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,8 +1,8 @@
-"""Operations on tensors of several precisions, in the highest of them.
+"""A function in low precision as the same function in double precision.
 
-A function in low precision may hold tensors of its own: the weights of a network. Given inputs in double
-precision, torch refuses to multiply them. Here such an operation takes all of its tensors in double
-precision, in which theirs are exact, so that it is the same function. Nothing of the caller's changes.
+It may hold tensors of its own: the weights of a network. Given inputs in double precision, torch refuses to
+multiply them. Here such an operation takes all of its tensors in double precision, in which theirs are exact,
+so that it is the same function. Nothing of the caller's changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from covector._engine.leaves import like
 from covector.verify.leaves import doubled
+from covector.verify.problem import Problem
 
 _DOUBLE = {torch.float64, torch.complex128}
 _LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
@@ -48,6 +50,32 @@ class Promoted(TorchFunctionMode):
             args = [_promoted(value) for value in args]
             kwargs = {name: _promoted(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+
+def lifted(problem: Problem) -> Problem | None:
+    """The same function in double precision, if it takes that and answers in it.
+
+    If it holds tensors of its own in low precision, these are taken in double precision too.
+    """
+    if problem.closes_over:
+        return None
+    chosen = set(problem.arguments.chosen)
+    try:
+        leaves = [
+            like(leaf, doubled(leaf.detach())) if index in chosen else doubled(leaf)
+            for index, leaf in enumerate(problem.arguments.leaves)
+        ]
+        above = problem.beside(leaves, Promoted(problem.inside))
+    except Exception:  # the function refuses: it is differenced as it is
+        problem.runs += 1
+        return None
+    above.is_lifted = True
+    above.__dict__.update(input_names=problem.input_names, output_names=problem.output_names)
+    same = above.kept == problem.kept and above.outputs.size == problem.outputs.size
+    if same and not above.low_precision and not above.closes_over:
+        return above
+    problem.runs += above.runs
+    return None
 
 
 def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:

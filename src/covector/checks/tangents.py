@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from covector._chart import one_number, real_ones
+from covector.checks.run import CheckRun
 from covector.errors import first_sentence
 from covector.verify.finding import Finding, failed, passed
-from covector.verify.run import CheckRun
 from covector.verify.vectors import normal, uneven
 
 

@@ -1,0 +1,1 @@
+"""What is asked of a function and its derivatives: a table of checks, and one run of them."""
