@@ -70,7 +70,6 @@ def lifted(problem: Problem) -> Problem | None:
         problem.runs += 1
         return None
     above.is_lifted = True
-    above.__dict__.update(input_names=problem.input_names, output_names=problem.output_names)
     same = above.kept == problem.kept and above.outputs.size == problem.outputs.size
     if same and not above.low_precision and not above.closes_over:
         return above

@@ -102,6 +102,8 @@ class Problem:
         self.raised: BaseException | None = None
         self.is_lifted = False
         """Whether it stands for a function in low precision, which takes the same cotangents."""
+        self._named_as: Problem | None = None
+        """The problem whose names the inputs and outputs have, if not its own."""
         self.closes_over: bool = first is not None and first.closes_over
         self._repeated = 0
         self.unsteady: np.ndarray | None = None
@@ -229,6 +231,8 @@ class Problem:
     @lazy
     def output_names(self) -> list[str]:
         """How a person would write each output."""
+        if self._named_as is not None:
+            return self._named_as.output_names
         if self._first is not None:
             return [f"grad_{self._first.input_names[i]}" for i in self.kept]
         single = isinstance(self._returned, tuple) and len(self._returned) == 1
@@ -238,6 +242,8 @@ class Problem:
     @lazy
     def input_names(self) -> list[str]:
         """How a person would write each input."""
+        if self._named_as is not None:
+            return self._named_as.input_names
         if self._first is not None:
             cotangents = [f"grad_{name}" for name in self._first.output_names]
             return (self._first.input_names + cotangents)[: len(self.originals)]
@@ -281,8 +287,8 @@ class Problem:
         return any(torch.finfo(place.dtype).eps > _DOUBLE for place in self.inputs.places)
 
     def beside(self, leaves: Sequence[Any], inside: AbstractContextManager[Any]) -> Problem:
-        """The same function of other leaves, which runs elsewhere."""
-        return Problem(
+        """The same function of other leaves, under the same names, which runs elsewhere."""
+        other = Problem(
             self.caller,
             self.arguments.at(list(leaves)),
             self._most,
@@ -291,6 +297,8 @@ class Problem:
             device=self.device,
             inside=inside,
         )
+        other._named_as = self
+        return other
 
     # Runs of the function.
 
