@@ -52,12 +52,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     own = (running_mean, running_var, weight, bias, training, momentum, eps)
-    if not training:
-        return functional.batch_norm(input, *own)
-    if running_mean is not None:
-        functional.batch_norm(input, *own)  # which updates them
-    normalized = _normalized(input, [0, *range(2, input.dim())], eps)
-    return _scaled(normalized, _by_channel(weight, input), _by_channel(bias, input))
+    return _of_images(functional.batch_norm, [0, *range(2, input.dim())], input, own)
 
 
 def _instance_norm(
@@ -71,11 +66,19 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     own = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    if not use_input_stats:
-        return functional.instance_norm(input, *own)
+    return _of_images(functional.instance_norm, list(range(2, input.dim())), input, own)
+
+
+def _of_images(
+    function: Callable[..., Tensor], axes: list[int], input: Tensor, own: tuple[Any, ...]
+) -> Tensor:
+    """A norm along these axes of a batch of images; torch's own, if it takes the running statistics."""
+    running_mean, _, weight, bias, from_input, _, eps = own
+    if not from_input:
+        return function(input, *own)
     if running_mean is not None:
-        functional.instance_norm(input, *own)  # which updates them
-    normalized = _normalized(input, list(range(2, input.dim())), eps)
+        function(input, *own)  # which updates it
+    normalized = _normalized(input, axes, eps)
     return _scaled(normalized, _by_channel(weight, input), _by_channel(bias, input))
 
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from covector._engine import graph, levels
 from covector._engine.compiled import tracing
 from covector._engine.traced import TracedScope
-from covector._engine.twice import ElementaryNorms
+from covector._engine.twice import elementary_norms
 from covector._tree import Evaluation
 
 Run = Callable[[list[Any]], Evaluation]
@@ -119,7 +119,7 @@ class PlainScope(_Surveyed):
                 variables.append(inner[index])
             if alone and not (self._linked and here.recorded > 1):
                 return function(inner)
-            with ElementaryNorms():  # of torch's, third derivatives are wrong, and those of batched rows
+            with elementary_norms():  # of torch's, third derivatives are wrong, and those of batched rows
                 return function(inner)
         finally:
             here.recorded -= 1
@@ -255,7 +255,7 @@ class LevelScope(_Surveyed):
         since = _lasting
         norms: AbstractContextManager[Any] = nullcontext()
         if levels.in_derivative() or levels.differentiated_from_outside(leaves):
-            norms = ElementaryNorms()
+            norms = elementary_norms()
         with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:
             number = self._level.number
             inner = [levels.wrap(leaf, number) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

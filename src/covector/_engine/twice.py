@@ -78,22 +78,13 @@ class NoRightRule(NotImplementedError):
         self.operation = f"{operation} that {'can be nested' if nested else 'is right'}"
 
 
-class RightRules:
-    """Inside, operations whose forward-mode rule is wrong are computed by others, or refused.
+class _Instead:
+    """Inside, some functions are answered by others. It takes less time than a `TorchFunctionMode`."""
 
-    `nested`, forward mode may be differentiated again, or be in a batch inside another batch. The rules of
-    norms take the mean and the variance for constants there, so norms are computed by operations whose rules
-    are right. What solves with a matrix is refused: its rule takes the factors that were saved. These have no
-    derivative of their own, and where they are of one batch and the tangents of another one inside it,
-    torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
-    """
+    __slots__ = ("_instead",)
 
-    __slots__ = ("_instead", "_refused", "acted")
-
-    def __init__(self, *, nested: bool) -> None:
-        self._instead, self._refused = (_NESTED, _WRONG | _SINGLE) if nested else (_RIGHT, _WRONG)
-        self.acted = False
-        """Whether an operation with a wrong rule was called."""
+    def __init__(self, instead: dict[Any, Any]) -> None:
+        self._instead = instead
 
     def __enter__(self) -> Self:
         torch._C._push_on_torch_function_stack(self)
@@ -104,13 +95,35 @@ class RightRules:
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
+        function = self._instead.get(function, function)
+        return function(*args, **kwargs) if kwargs else function(*args)
+
+
+class RightRules(_Instead):
+    """Inside, operations whose forward-mode rule is wrong are computed by others, or refused.
+
+    `nested`, forward mode may be differentiated again, or be in a batch inside another batch. The rules of
+    norms take the mean and the variance for constants there, so norms are computed by operations whose rules
+    are right. What solves with a matrix is refused: its rule takes the factors that were saved. These have no
+    derivative of their own, and where they are of one batch and the tangents of another one inside it,
+    torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
+    """
+
+    __slots__ = ("_refused", "acted")
+
+    def __init__(self, *, nested: bool) -> None:
+        super().__init__(_NESTED if nested else _RIGHT)
+        self._refused = _WRONG | _SINGLE if nested else _WRONG
+        self.acted = False
+        """Whether an operation with a wrong rule was called."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or what stands for it; or refuse."""
         if function in self._refused:
             self.acted = True
             raise NoRightRule(function.__name__, nested=function in _SINGLE)
-        if function in self._instead:
-            self.acted = True
-            function = self._instead[function]
-        return function(*args, **kwargs) if kwargs else function(*args)
+        self.acted = self.acted or function in self._instead
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 # The rule of the inverse multiplies in the wrong order (torch 2.13).
@@ -130,23 +143,9 @@ _RIGHT: dict[Any, Any] = dict.fromkeys(named("linear_cross_entropy"), _in_one_pi
 _NESTED = {**_RIGHT, **NORMS}
 
 
-class ElementaryNorms:
+def elementary_norms() -> AbstractContextManager[Any]:
     """Inside, norms are computed by operations whose derivatives are right to any order, in a batch too."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        torch._C._push_on_torch_function_stack(self)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        torch._C._pop_torch_function_stack()
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, or what stands for it."""
-        if function in NORMS:
-            function = NORMS[function]
-        return function(*args, **kwargs) if kwargs else function(*args)
+    return _Instead(NORMS)
 
 
 def another_way(error: Exception) -> AbstractContextManager[Any] | None:
