@@ -23,6 +23,7 @@ MARGINS = {
     "BATCH_BYTES",
     "COPIES",
     "REPEATED_ROWS",
+    "ROUNDINGS_OF_A_PULLBACK",
     "ROUNDINGS_OF_A_SUM",
     "LOUDER",
     "CURVATURE",
@@ -89,6 +90,10 @@ FUNCTIONS = {
     "four points": (torch.sin, point(0.3, 0.6)),
     "large beside small": (lambda x: torch.cat([1e7 * x[:1], x[1:].sin()]), point(0.3, 0.6, 0.9)),
     "float32 inside": (lambda x: x.float().sin().double(), point(0.3, 0.6, 0.9)),
+    "mixed in float32": (
+        lambda x: (torch.linspace(-1, 1, 60).cos().reshape(5, 12) @ x.float().sin()).double(),
+        linspace(-1, 1, 12),
+    ),
     "small steps and many": (lambda x: noisy(x) + x.sin().sum(), linspace(0.5, 1.5, 40)),
     "an undecided entry beside a wrong one": (
         lambda x: x * x.abs().sqrt() + 1e-2 * (x - x.detach()) * (torch.arange(3) == 1),

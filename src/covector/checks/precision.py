@@ -147,9 +147,9 @@ class Differing(NamedTuple):
 
 def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> Differing:
     """Where the derivative in low precision is off by more than the tolerance and its own rounding error."""
-    off, allowed = abs(low.mixed - high.mixed), np.full(low.mixed.shape, 0.5 * tol.atol)
+    off, allowed = abs(low.mixed - high.mixed), np.full(low.mixed.shape, constants.HIDDEN_SHARE * tol.atol)
     if (off <= allowed).all():
-        return Differing(visible=0.5 * tol.atol)
+        return Differing(visible=constants.HIDDEN_SHARE * tol.atol)
     columns = np.arange(low.problem.inputs.size)
     if len(columns) > constants.WHOLE_COLUMNS:
         noise = rounding.of_mixed(low)

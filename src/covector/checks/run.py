@@ -174,7 +174,7 @@ class CheckRun:
     def close(self, got: Tensor, expected: Tensor, size: Tensor) -> bool:
         """Equal by the tolerance, relative to the size of what was added up; NaN tells nothing here."""
         rtol, atol = self.options.tol.rtol, self.options.tol.atol + self.options.nondet_tol
-        allowed = (rtol + 16 * self.problem.rounding) * size + atol
+        allowed = (rtol + constants.ROUNDINGS_OF_A_PULLBACK * self.problem.rounding) * size + atol
         off = (got - expected).abs() <= allowed
         return bool((off | got.isnan() | expected.isnan() | ~size.isfinite()).all())
 

@@ -114,7 +114,7 @@ def gradient_kind(run: CheckRun) -> Finding:
 def _negligible(run: CheckRun, beyond: Beyond) -> bool:
     """Whether what a gradient says beyond the mask is zero, to the tolerance and its rounding error."""
     atol = run.options.tol.atol * run.reverse.random.factor  # as the cotangent was sent
-    return not beyond.size > atol + 16 * run.problem.rounding * beyond.largest
+    return not beyond.size > atol + constants.ROUNDINGS_OF_A_PULLBACK * run.problem.rounding * beyond.largest
 
 
 def _lacking(run: CheckRun, missing: list[int]) -> str | None:

@@ -100,6 +100,12 @@ class _QuietMap(LinearMap):
             self._held = weakref.ref(held)
         return held
 
+    def _adds_up(self, got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """Where a sum of images is the image of the sum; `size` is that of what was added up."""
+        relative = 1e-3 + constants.ROUNDINGS_OF_A_PULLBACK * self.problem.rounding
+        with np.errstate(all="ignore"):
+            return ~(abs(got - expected) > 1e-5 + relative * size)
+
     @property
     def chunk(self) -> int:
         """How many rows or columns of the Jacobian are computed at once."""
@@ -305,11 +311,6 @@ class ReverseMap(_QuietMap):
             right = self._adds_up(self.cotangents @ matrix, self.mixed[:, which], size).all(1)
         return next((self.every_cotangent[index] for index in np.flatnonzero(~right)), None)
 
-    def _adds_up(self, got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Where a sum of pullbacks is the pullback of the sum; `size` is that of what was added up."""
-        with np.errstate(all="ignore"):
-            return ~(abs(got - expected) > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size)
-
     @property
     def every_cotangent(self) -> tuple[Cotangent, ...]:
         """The random cotangents as they are sent, in the order of `mixed`."""
@@ -431,8 +432,8 @@ class ForwardMap(_QuietMap):
         """Whether these columns do not add up to what a single push gives."""
         alone = self.push_coordinates(torch.from_numpy(self.along)).numpy()
         with np.errstate(all="ignore"):
-            off, size = abs(matrix @ self.along - alone), abs(matrix) @ abs(self.along)
-        return bool((off > 1e-5 + (1e-3 + 16 * self.problem.rounding) * size).any())
+            image, size = matrix @ self.along, abs(matrix) @ abs(self.along)
+        return not self._adds_up(image, alone, size).all()
 
     def unchecked_columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A, computed anew."""

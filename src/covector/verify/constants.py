@@ -58,6 +58,14 @@ ROUNDINGS_OF_A_SUM = 2.0**10
 pullback may have differed, so some are repeated; those of a backward that solves to a tolerance agree
 then."""
 
+ROUNDINGS_OF_A_PULLBACK = 16.0
+"""Two ways to compute the same derivative may differ by this many rounding errors, relative to the size of
+what is added up on the way."""
+
+HIDDEN_SHARE = 0.5
+"""Noise above this share of `atol` could hide that an entry is wrong: with the share by which a sum may be
+off, it has to stay below `atol`."""
+
 # The steps.
 
 NEAR = 1e3
@@ -84,6 +92,10 @@ LONGEST_STEP = 2.0**-5
 SIGMAS = 4.0
 """The bound of a difference in standard deviations of its noise: one in 16,000 is further off. Second
 differences beyond it show a curve, since those of a line in steps are at most 3.5 times its noise."""
+
+QUIET_SHARE = 1 / 8
+"""The share of what an entry is allowed that noise may take where a step is chosen: the rest is for the
+truncation error and for the derivative."""
 
 LOUDER = 8.0
 """The ratio by which noise may differ between two stencils, or between both sides of one. A larger ratio

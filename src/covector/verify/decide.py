@@ -86,8 +86,8 @@ class _Decision:
             return True
         self._record.suspected = True
         remaining = self._examiner.extrapolated(suspects)
-        if remaining is None:  # noise was at most half of what an entry is allowed
-            self._record.show((0.5 + look.share) * self._tol.atol)
+        if remaining is None:  # noise was too small to hide a wrong entry
+            self._record.show((constants.HIDDEN_SHARE + look.share) * self._tol.atol)
             return True
         self._numeric.problem.require_pure()
         if (unsteady := self._numeric.problem.unsteady) is not None and unsteady.any():

@@ -108,7 +108,7 @@ class Entries:
             step = float(self._steps_like(self.learnt, [column])[0])
             # Beside a kink a step may be so short that rounding hides every other entry.
             rounding = constants.SIGMAS * self._numeric.noise[rows[0]] / abs(step)
-            first = step if rounding <= self._tol.allowed(values[0]) / 8 else None
+            first = step if rounding <= constants.QUIET_SHARE * self._tol.allowed(values[0]) else None
         judged = judge(self._numeric, column, rows.tolist(), values, self._tol, known.get(column), first)
         self._record.add_column(column, judged)
         self._severity[rows, place] = 0.0

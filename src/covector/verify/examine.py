@@ -65,7 +65,7 @@ class Compared:
 
     def hidden(self, tol: Tolerance) -> np.ndarray:
         """Where noise would hide an error as large as one entry's tolerance."""
-        return ~(self.noise <= 0.5 * tol.atol * self.least)
+        return ~(self.noise <= constants.HIDDEN_SHARE * tol.atol * self.least)
 
     def suspects(self, tol: Tolerance) -> Compared | None:
         """Directions that are off by more than noise and the share of an entry's tolerance; worst first."""
@@ -138,7 +138,7 @@ class Examiner:
             longest = constants.SHORTER**2
             noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
         with np.errstate(all="ignore"):
-            allowed = 0.5 * self.tol.atol * look.least_wanted(self.numeric)
+            allowed = constants.HIDDEN_SHARE * self.tol.atol * look.least_wanted(self.numeric)
             # A little more than needed, since steps are rounded.
             needed = 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
         if look.columns is None and not needed <= longest:

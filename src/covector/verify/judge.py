@@ -144,7 +144,7 @@ class _Lengths:
             return [min(sure[-1].length / ratio, sqrt(2) * reach), longer, sure[-1].length * ratio]
         if stencils.found_scale(row):
             return [last.length / ratio, last.length * ratio]
-        allowed = tol.allowed(float(last.value[row])) / 8
+        allowed = constants.QUIET_SHARE * tol.allowed(float(last.value[row]))
         first_is_noisy = len(stencils.taken) == 1 and last.noise[row] > allowed
         steep = last.truncation[row] > max(last.noise[row], allowed)
         near = last.bent[row] or stencils.noise_is_beside(row) or stencils.noise_shrinks(row, tol)
@@ -153,9 +153,10 @@ class _Lengths:
         return [longer, shorter]
 
     def _longer(self, stencils: Stencils, row: int, tol: Tolerance) -> float:
-        """The length at which noise leaves an eighth of what is allowed, as the longest stencil shows it."""
+        """The length at which noise leaves enough of what is allowed, as the longest stencil shows it."""
         widest = max(stencils.taken, key=lambda one: one.length)
-        noise, allowed = widest.noise[row], tol.allowed(float(widest.value[row])) / 8
+        noise = widest.noise[row]
+        allowed = constants.QUIET_SHARE * tol.allowed(float(widest.value[row]))
         if noise <= allowed:
             return self.longest
         factor = noise / allowed if allowed > 0 else np.inf
