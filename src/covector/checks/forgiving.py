@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-_OURS = tuple(str(Path(module).parent) for module in (__file__, np.__file__))
+from covector.verify import constants
+
+_OURS = tuple(str(Path(module).parent) for module in (__file__, constants.__file__, np.__file__))
 
 # Whether it is raised all the same; the tests want to see it.
 RAISING = False
@@ -26,7 +28,7 @@ def forgiving() -> Iterator[None]:
 
 
 def is_mistake_of_ours(error: Exception) -> bool:
-    """Whether the tests want to see an error that this room made by itself.
+    """Whether the tests want to see an error that a check made by itself.
 
     A derivative raises in torch or in the caller's own code. Outside of tests such an error is reported as if
     the derivative had raised it: a report with a wrong cause is better than none.
