@@ -35,7 +35,7 @@ def tensors_alive() -> list[Tensor]:
         (torch.float64, {}, 6),
         (torch.float64, {"fast_mode": True}, 6),
         (torch.float64, {"fast_mode": True, "max_entries": 100}, 2),
-        (torch.float32, {}, 10),
+        (torch.float32, {}, 11),
     ],
 )
 def test_a_check_keeps_few_vectors_of_the_size_of_the_input(dtype, keywords, most):

@@ -63,8 +63,9 @@ LOOKS = {"singles": lambda size: singles(size), "signs": lambda size: signs(size
 
 def suspects_of(comparison: Examiner, look: Look) -> Compared | None:
     """What disagrees, at the length of steps that the look itself would choose."""
-    noise = comparison.noise(look)
-    return comparison.examine(look, noise, comparison.length(look, noise))[0]
+    examined = comparison.examine(look)
+    assert examined is not None
+    return examined.suspects
 
 
 @pytest.mark.parametrize("name", LOOKS)

@@ -230,7 +230,7 @@ def undefined_cotangents(run: CheckRun) -> Finding:
         return nothing
     if any(value is not None for value in nothing):
         got = reverse.scaled_back(nothing)
-        if ((got != 0) & got.isfinite()).any():
+        if got.any() and ((got != 0) & got.isfinite()).any():
             what = "when every cotangent is undefined the gradient is not that of a zero cotangent"
             return failed(name, what)
     if len(every) == 1:

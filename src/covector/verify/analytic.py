@@ -217,7 +217,7 @@ class ReverseMap(_QuietMap):
 
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
-        return self.coordinates(self._pull_as_sent(cotangent)) / cotangent.factor
+        return self.coordinates(self._pull_as_sent(cotangent)).div_(cotangent.factor)
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs

@@ -43,6 +43,20 @@ def decide(
     return record.verdict(height * width, agreed=False)
 
 
+def undoubted(
+    numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
+) -> Verdict | None:
+    """The verdict on a derivative that is right as far as the first looks tell; None if they leave a doubt."""
+    examiner, record, (height, width) = Examiner(numeric, analytic, tol), Record(), numeric.problem.shape
+    for look in next(ladder(numeric, probes, seed, fast=fast)) if height * width else ():
+        examined = examiner.examine(look)
+        if examined is None or examined.suspects is not None:
+            return None
+        record.take(look.name)
+        record.show(examined.visible)
+    return record.verdict(height * width, agreed=True)
+
+
 def decide_constant(
     numeric: Numeric, zero: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
 ) -> Verdict:
@@ -75,17 +89,15 @@ class _Decision:
 
     def agree(self, look: Look) -> bool:
         """Whether a look leaves no doubt."""
-        noise = self._examiner.noise(look)
-        length = self._examiner.length(look, noise)
-        if length is None:
+        examined = self._examiner.examine(look)
+        if examined is None:
             return False
         self._record.take(look.name)
-        suspects, visible = self._examiner.examine(look, noise, length)
-        self._record.show(visible)
-        if suspects is None:
+        self._record.show(examined.visible)
+        if examined.suspects is None:
             return True
         self._record.suspected = True
-        remaining = self._examiner.extrapolated(suspects)
+        remaining = self._examiner.extrapolated(examined.suspects)
         if remaining is None:  # noise was too small to hide a wrong entry
             self._record.show((constants.HIDDEN_SHARE + look.share) * self._tol.atol)
             return True

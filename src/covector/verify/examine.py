@@ -28,6 +28,15 @@ _EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS))
 _FALLS = 8.0
 
 
+class Examined(NamedTuple):
+    """What a look shows."""
+
+    suspects: Compared | None
+    """The directions that disagree."""
+    visible: float
+    """The smallest error of an entry that would have shown."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """Directions of a look with what was differenced along each; every array has a row for each of them."""
@@ -69,9 +78,17 @@ class Compared:
 
     def suspects(self, tol: Tolerance) -> Compared | None:
         """Directions that are off by more than noise and the share of an entry's tolerance; worst first."""
-        off, allowed, hidden = abs(self.off).max(1), tol.atol * self.least, self.hidden(tol)
-        if not hidden.any() and (off <= self.noise + self.look.share * allowed).all():
-            return None
+        return self._beyond(tol, self.hidden(tol))
+
+    def examined(self, tol: Tolerance) -> Examined:
+        """The suspects, and how large an error would have shown; entries that noise would hide are judged."""
+        hidden = self.hidden(tol)
+        shown = ~hidden
+        visible = float((self.noise[shown] / self.least[shown]).max(initial=0.0))
+        return Examined(self._beyond(tol, hidden), visible + self.look.share * tol.atol)
+
+    def _beyond(self, tol: Tolerance, hidden: np.ndarray) -> Compared | None:
+        off, allowed = abs(self.off).max(1), tol.atol * self.least
         with np.errstate(all="ignore"):
             excess = np.where(hidden, np.maximum(1.0, off / self.noise), (off - self.noise) / allowed)
         excess[np.isnan(excess)] = np.inf
@@ -137,25 +154,31 @@ class Examiner:
         if self.measured is not None and look.columns is not None:
             longest = constants.SHORTER**2
             noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
-        with np.errstate(all="ignore"):
-            allowed = constants.HIDDEN_SHARE * self.tol.atol * look.least_wanted(self.numeric)
-            # A little more than needed, since steps are rounded.
-            needed = 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
+        if self._needed(noise, self.numeric.eps) <= shortest:  # no step is shorter than `eps`
+            return shortest
+        needed = self._needed(noise, look.least_wanted(self.numeric))
         if look.columns is None and not needed <= longest:
             return None
         return float(np.fmin(longest, max(needed, shortest)))
 
-    def examine(self, look: Look, noise: np.ndarray, length: float) -> tuple[Compared | None, float]:
-        """The directions that disagree, and the smallest error of an entry that would have shown."""
-        found, visible = [], 0.0
-        for some in self._spans(len(look)):
-            part = look if some == slice(0, len(look)) else look.part(some)
-            compared = self._compared(part, noise[some], length)
-            found.append(compared.suspects(self.tol))
-            shown = ~compared.hidden(self.tol)  # entries of the others are judged
-            visible = max(visible, float((compared.noise[shown] / compared.least[shown]).max(initial=0.0)))
-            del compared
-        return _joined(found), visible + look.share * self.tol.atol
+    def _needed(self, noise: np.ndarray, least: np.ndarray | float) -> float:
+        """The length at which steps show a wrong entry, if they are this large at length one."""
+        with np.errstate(all="ignore"):
+            allowed = constants.HIDDEN_SHARE * self.tol.atol * least
+            # A little more than needed, since steps are rounded.
+            return 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
+
+    def examine(self, look: Look) -> Examined | None:
+        """What a look shows; None if it has no steps that would show a wrong entry."""
+        noise = self.noise(look)
+        length = self.length(look, noise)
+        if length is None:
+            return None
+        parts = [
+            self._compared(look.part(some), noise[some], length).examined(self.tol)
+            for some in self._spans(len(look))
+        ]
+        return Examined(_joined([part.suspects for part in parts]), max(part.visible for part in parts))
 
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
         steps = look.steps(self.numeric, length)

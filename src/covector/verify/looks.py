@@ -21,7 +21,7 @@ from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
 from covector.verify.steps import Columns, steps_made
-from covector.verify.vectors import PIECE, weights
+from covector.verify.vectors import PIECE, kept, weights
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Look:
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the directions."""
+        if isinstance(some, slice) and some == slice(0, len(self)):
+            return self
         columns = None if self.columns is None else self.columns[some]
         return replace(self, columns=columns, weights=self.weights[some])
 
@@ -113,6 +115,7 @@ def singles(size: int) -> Look:
     return Look("singles", np.arange(size), np.ones((size, 1)), constants.SUM_SHARE)
 
 
+@kept
 def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
     """All columns at once, along random directions. Their weights take few bytes: there may be many."""
     drawn = weights(count * size, seed + 1).numpy().astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial, reduce, wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,19 +27,21 @@ _KEPT = 1 << 12
 
 _ONE = torch.ones((), dtype=torch.float64)
 
+Draw = TypeVar("Draw", bound=Callable[..., Any])
 
-def _kept(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+
+def kept(draw: Draw) -> Draw:
     """The same, not drawn again if there are few numbers; the first argument says how many."""
     again = lru_cache(maxsize=128)(draw)
 
     @wraps(draw)
-    def drawn(size: int, *args: Any, **kwargs: Any) -> Tensor:
+    def drawn(size: int, *args: Any, **kwargs: Any) -> Any:
         return (again if size <= _KEPT else draw)(size, *args, **kwargs)
 
-    return drawn
+    return cast(Draw, drawn)
 
 
-@_kept
+@kept
 def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
     """Numbers between 1 and 2 with random signs, so that every entry keeps its weight and few cancel.
 
@@ -55,7 +57,7 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
     return beyond
 
 
-@_kept
+@kept
 def normal(size: int, seed: int) -> Tensor:
     """Normally distributed numbers."""
     return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
@@ -83,7 +85,7 @@ def unit(size: int, index: int) -> Tensor:
     return vector
 
 
-@_kept
+@kept
 def uneven(size: int, seed: int) -> Tensor:
     """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
     generator = np.random.default_rng(seed)
