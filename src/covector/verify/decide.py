@@ -46,7 +46,7 @@ def decide(
 def undoubted(
     numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
 ) -> Verdict | None:
-    """The verdict on a derivative that is right as far as the first looks tell; None if they leave a doubt."""
+    """The verdict on a derivative that the first looks find right; None if they leave a doubt."""
     examiner, record, (height, width) = Examiner(numeric, analytic, tol), Record(), numeric.problem.shape
     for look in next(ladder(numeric, probes, seed, fast=fast)) if height * width else ():
         examined = examiner.examine(look)
