@@ -13,6 +13,9 @@ from covector._chart import copied, dense, is_strided, values_of
 from covector._engine.leaves import like
 from covector._engine.tensors import PLAIN, plain
 
+# A tensor of so few numbers is kept as soon as it is replaced.
+_FEW = 1 << 12
+
 
 def is_differentiable(leaf: Any) -> bool:
     """Whether a leaf is a tensor that a derivative can be taken of."""
@@ -57,8 +60,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def kind_of(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape, dtype, device and layout; of plain strided ones, without their memory."""
-    if type(tensor) is not Tensor or not is_strided(tensor):
+    """A tensor of the same shape, dtype, device and layout; of large plain ones, without their memory."""
+    if tensor.numel() <= _FEW or type(tensor) is not Tensor or not is_strided(tensor):
         return tensor
     return tensor.new_empty(()).expand(tensor.shape)
 
