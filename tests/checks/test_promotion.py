@@ -140,3 +140,24 @@ def test_operations_of_one_precision_stay_in_it() -> None:
         assert torch.dot(low, high).dtype is torch.float64
         assert torch.ones(2).device.type == "meta"
     assert torch.ones(2).device.type == "cpu"
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+@pytest.mark.parametrize("factor", [1.0, 1.01], ids=["right", "wrong"])
+def test_a_derivative_whose_rounding_does_not_matter_is_not_computed_twice(factor: float, fast: bool) -> None:
+    """A right one is held against differences in double precision itself; a wrong one is looked at in both."""
+    pulled = set()
+
+    class Halving(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x / 2
+
+        @staticmethod
+        def backward(ctx, g):
+            pulled.add(g.dtype)
+            return factor * g / 2
+
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    assert bool(covector.check(Halving.apply, x, fast_mode=fast)) is (factor == 1.0)
+    assert pulled == ({torch.float32} if factor == 1.0 else {torch.float32, torch.float64})
