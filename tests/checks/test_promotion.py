@@ -145,7 +145,7 @@ def test_operations_of_one_precision_stay_in_it() -> None:
 @pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
 @pytest.mark.parametrize("factor", [1.0, 1.01], ids=["right", "wrong"])
 def test_a_derivative_whose_rounding_does_not_matter_is_not_computed_twice(factor: float, fast: bool) -> None:
-    """A right one is held against differences in double precision itself; a wrong one is looked at in both."""
+    """A right one is held against differences in double precision; a wrong one is computed in both."""
     pulled = set()
 
     class Halving(torch.autograd.Function):
