@@ -161,3 +161,17 @@ def test_a_derivative_whose_rounding_does_not_matter_is_not_computed_twice(facto
     x = torch.linspace(-1, 1, 6).requires_grad_()
     assert bool(covector.check(Halving.apply, x, fast_mode=fast)) is (factor == 1.0)
     assert pulled == ({torch.float32} if factor == 1.0 else {torch.float32, torch.float64})
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+def test_small_outputs_are_the_same_in_double_precision_too(fast: bool) -> None:
+    """A branch for float32 that only small outputs take is seen beside a large one."""
+
+    def function(x):
+        if x.dtype is torch.float64:
+            return torch.cat([1e7 * x[:1], x])
+        return torch.cat([1e7 * x[:1], 2 * x.detach() + (x - x.detach())])  # twice as steep as it says
+
+    x = torch.linspace(0.25, 1, 6).requires_grad_()
+    report = covector.check(function, x, fast_mode=fast)
+    assert report.outcome == "failed"
