@@ -103,7 +103,7 @@ class Rounding:
 def same_at_the_point(low: Problem, high: Problem, rounding: Rounding) -> bool:
     """Whether two functions have the same value at the point, as far as the rounding of one tells.
 
-    A few units in the last place of an output, or of half of the others, are rounding; of more, it is measured.
+    A few units in the last place of an output, or of the median one, are rounding; of more, it is measured.
     """
     off = abs(low.value - high.value)
     with np.errstate(all="ignore"):
