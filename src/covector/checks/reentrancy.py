@@ -13,7 +13,10 @@ from torch import Tensor
 from covector.checks.run import CheckRun
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
-from covector.verify.vectors import PIECE, Cotangent, unit
+from covector.verify.vectors import PIECE, Cotangent, products, unit
+
+# Vectors are dependent if the square of the smallest singular value is this share of that of the largest.
+_DEPENDENT = 1e-13
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.
 _RUNS = 5
@@ -185,17 +188,22 @@ def _busy(cotangents: np.ndarray) -> list[int]:
 def _sums_to_zero(cotangents: np.ndarray, rows: Sequence[int], *, one_more: bool) -> np.ndarray:
     """The coefficients with which the cotangents and these unit vectors add up to zero.
 
-    With one more vector: the first cotangent without the unit vectors.
+    Unit vectors make up for whatever the cotangents add up to in their rows, so the sums are those that vanish
+    in all others. With one more vector, the first cotangent without the unit vectors, there is one more sum.
     """
-    triangular = np.zeros((0, len(cotangents) + len(rows) + one_more))
-    # Few vectors of many numbers: their triangular factor has the same sums, and is made piece by piece.
-    for start in range(0, cotangents.shape[1], PIECE):
-        part = cotangents[:, start : start + PIECE].T
-        units = np.arange(start, start + len(part))[:, None] == np.array(rows, dtype=int)
-        rest = part[:, :1] - units.sum(1, keepdims=True) if one_more else part[:, :0]
-        _, triangular = np.linalg.qr(np.concatenate([triangular, np.hstack([part, units, rest])]))
-    left, sizes, _ = np.linalg.svd(triangular.T)
-    return left[:, np.count_nonzero(sizes > 1e-9 * sizes.max(initial=0.0)) :].T
+    count, others = len(cotangents), np.ones(cotangents.shape[1], dtype=bool)
+    others[rows] = False
+    gram = np.zeros((count, count))
+    for start in range(0, len(others), PIECE):
+        part = cotangents[:, start : start + PIECE][:, others[start : start + PIECE]]
+        gram += products(part, part)
+    squares, vectors = np.linalg.eigh(gram)
+    mixed = vectors[:, squares <= _DEPENDENT * squares.max(initial=0.0)].T
+    sums = np.hstack([mixed, -mixed @ cotangents[:, rows], np.zeros((len(mixed), int(one_more)))])
+    if not one_more:
+        return sums
+    first = np.concatenate([-np.eye(1, count)[0], np.ones(len(rows)), [1.0]])
+    return np.vstack([sums, first])
 
 
 class _Sums:

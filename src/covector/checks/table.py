@@ -25,7 +25,7 @@ from covector.verify.analytic import ZeroMap
 from covector.verify.finding import Finding, Outcome, failed, finding, passed
 from covector.verify.locate import columns_apart
 from covector.verify.problem import Impure
-from covector.verify.vectors import Cotangent, normal, weights
+from covector.verify.vectors import Cotangent, normal, products, weights
 
 
 def mutation(changed: list[str]) -> Finding:
@@ -132,7 +132,7 @@ def _lacking(run: CheckRun, missing: list[int]) -> str | None:
     moves[0, columns] = steps
     nothing = ZeroMap(problem, run.options.seed)
     numeric.spare = constants.EXTRA_RUNS
-    off = nothing.cotangents @ numeric.differences(moves)[0]
+    off = products(nothing.cotangents, numeric.differences(moves))[:, 0]
     allowed = run.options.tol.atol * numeric.eps
     if (abs(off) <= allowed).all():
         return None

@@ -26,6 +26,7 @@ from covector.verify.problem import Problem
 from covector.verify.vectors import (
     Cotangent,
     Cotangents,
+    combined,
     cotangents_of,
     normal,
     products,
@@ -264,7 +265,7 @@ class ReverseMap(_QuietMap):
         if self.batching.rung != "loop":
             mixture = weights(len(which), self._seed)
             together, mixed = self.pull_coordinates(mixture @ basis).numpy(), mixture.numpy()
-            if not self._adds_up(mixed @ matrix, together, abs(mixed) @ abs(matrix)).all():
+            if not self._adds_up(combined(mixed, matrix), together, combined(abs(mixed), abs(matrix))).all():
                 self.batching = self.batching.down("loop", "the batch disagrees with a single pullback")
                 matrix = self._pulled_back(stacks)
         return matrix
@@ -307,8 +308,8 @@ class ReverseMap(_QuietMap):
     def _odd(self, matrix: np.ndarray, which: np.ndarray) -> Cotangent | None:
         """The first cotangent of which the pullback is not what these rows add up to."""
         with np.errstate(all="ignore"):
-            size = abs(self.cotangents) @ abs(matrix)
-            right = self._adds_up(self.cotangents @ matrix, self.mixed[:, which], size).all(1)
+            sums, size = combined(self.cotangents, matrix), combined(abs(self.cotangents), abs(matrix))
+            right = self._adds_up(sums, self.mixed[:, which], size).all(1)
         return next((self.every_cotangent[index] for index in np.flatnonzero(~right)), None)
 
     @property
@@ -318,7 +319,8 @@ class ReverseMap(_QuietMap):
 
     def missing_from_sums(self) -> np.ndarray:
         """By how much the pullback of each cotangent is not what the rows of A add up to."""
-        return self.cotangents @ self.unchecked_columns(np.arange(self.problem.inputs.size)) - self.mixed
+        rows = self.unchecked_columns(np.arange(self.problem.inputs.size))
+        return combined(self.cotangents, rows) - self.mixed
 
     def entry(self, row: int, column: int) -> float:
         """One entry of A."""
@@ -383,7 +385,7 @@ class ForwardMap(_QuietMap):
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
-        return self.cotangents @ self.columns(np.arange(self.problem.inputs.size))
+        return combined(self.cotangents, self.columns(np.arange(self.problem.inputs.size)))
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """v^T A u for each random cotangent and each u."""
@@ -403,7 +405,7 @@ class ForwardMap(_QuietMap):
         """
         tangent = self.along
         if self._matrix is not None:
-            return tangent, self._matrix @ tangent, abs(self._matrix) @ abs(tangent)
+            return tangent, *self._image_of(tangent, self._matrix)
         if self._pushed is None:
             self.mixed_along(np.stack([tangent, tangent[::-1]]))
         assert self._pushed is not None
@@ -423,6 +425,11 @@ class ForwardMap(_QuietMap):
             self._matrix = matrix
         return matrix
 
+    @staticmethod
+    def _image_of(tangent: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The image of a tangent by all columns, and the size of what was added up."""
+        return combined(tangent, matrix.T), combined(abs(tangent), abs(matrix.T))
+
     @lazy
     def along(self) -> np.ndarray:
         """A random tangent."""
@@ -432,7 +439,7 @@ class ForwardMap(_QuietMap):
         """Whether these columns do not add up to what a single push gives."""
         alone = self.push_coordinates(torch.from_numpy(self.along)).numpy()
         with np.errstate(all="ignore"):
-            image, size = matrix @ self.along, abs(matrix) @ abs(self.along)
+            image, size = self._image_of(self.along, matrix)
         return not self._adds_up(image, alone, size).all()
 
     def unchecked_columns(self, which: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch
 
 from covector.verify.analytic import Analytic, ReverseMap
 from covector.verify.numeric import Numeric
+from covector.verify.vectors import products
 
 
 def columns_apart(
@@ -55,8 +56,8 @@ def _off(numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.nd
     moves = np.zeros((1, numeric.problem.inputs.size))
     moves[0, columns] = steps
     with np.errstate(all="ignore"):
-        off: np.ndarray = analytic.cotangents @ numeric.differences(moves)[0]
-        return off - analytic.mixed_along(moves)[:, 0]
+        off: np.ndarray = products(analytic.cotangents, numeric.differences(moves))
+        return (off - analytic.mixed_along(moves))[:, 0]
 
 
 def locate_row(analytic: Analytic, column: int, numeric_column: np.ndarray, which: int) -> int:
