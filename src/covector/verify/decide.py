@@ -128,7 +128,8 @@ class _Decision:
         for steps, off, limit in each:
             others = np.delete(np.arange(look.width), right)  # leave out what was found right
             known = None if right else off
-            for column in columns_apart(self._numeric, self._analytic, others, steps[others], limit, known):
+            left = steps[others] if right else steps
+            for column in columns_apart(self._numeric, self._analytic, others, left, limit, known):
                 if not self._column_is_right(column, int(abs(off).argmax())):
                     return False
                 right.append(column)
