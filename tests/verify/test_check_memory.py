@@ -46,11 +46,11 @@ print((checked - alone) / (8 * x.numel()))
 def test_a_check_of_many_numbers_keeps_few_of_them(function, copies):
     """A copy of the input, and the gradient unless one number stands for it; of large outputs, the value.
 
-    A fifth more for what the process itself takes.
+    A little more for what the process itself takes.
     """
     verdict, share = printed(_MEASURE.format(function)).split()
     assert verdict == "True"
-    assert float(share) < copies + 0.2
+    assert float(share) < copies + 0.3
 
 
 def test_judging_an_entry_keeps_the_outputs_that_move(monkeypatch):

@@ -379,6 +379,8 @@ def _view_data(view: View, figures: Figures) -> dict[str, Any]:
     }
     if figures.rounded:  # what each entry is allowed does not follow from its size
         data["allowed"] = [_short(value, 3) for value in view.allowed]
+    if view.undecided:
+        data["undecided"] = view.undecided
     if view.step != (1, 1):
         data |= {"worstRow": view.worst_row, "worstColumn": view.worst_column}
     return data

@@ -149,6 +149,7 @@ class _Decision:
         entry = judged.entries[0]
         if entry.outcome is not Outcome.PASSED or entry.kink:
             return False
+        self._record.show(entry.mismatch.allowed)  # the judge accepts any error up to that
         # The other entries of the column have to agree too, mixed by the cotangents.
         best, others = judged.best, analytic.cotangents[:, moved]
         assert best is not None

@@ -272,7 +272,7 @@ def broadcast(case: Case) -> Iterator[Observation]:
         for axis, size in enumerate(s.outputs.part.shape):
             counted = s.support.reshape(*shape, -1).sum(axis)
             if not text and size > 1 and bool((counted > 1).any()):
-                text = _mean(s, axis, size) or _partial(s, shape, axis)
+                text = _mean(case, s, axis, size) or _partial(s, shape, axis)
         if text:
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.97, s.where)
 
@@ -284,10 +284,12 @@ def _spread(s: Suspect) -> str:
     return "is summed over the input too, and spread" if several else ""
 
 
-def _mean(s: Suspect, axis: int, size: int) -> str:
+def _mean(case: Case, s: Suspect, axis: int, size: int) -> str:
     if not s.explains(s.numeric / size):
         return ""
-    if size == 2 and not _is_broadcast(s, axis):  # a factor 2 that was left out is more frequent
+    # A factor 2 that was left out is more frequent, and one that several inputs lack is no mean for each.
+    shared = sum(abs(one.factor * size - 1) < 1e-3 for one in case.multiples.values()) > 1
+    if (size == 2 or shared) and not _is_broadcast(s, axis):
         return ""
     return f"is a mean over dimension {axis} of {s.outputs.name}, which has size {size}, not a sum"
 
