@@ -115,6 +115,8 @@ def _transposed(s: Suspect) -> str:
     for i, j, text in _pairs(s):
         if s.explains(_turned(s, s.numeric, i, j)):
             shape = (*(s.outputs.shape or ()), *(s.inputs.shape or ()))
+            if i < j < len(s.outputs.shape or ()) and (sums := _sums(s, i, j)):
+                return f"{text}: {sums}"
             return text if shape[i] == shape[j] else f"{text}, and reshaped"
     if text := _permuted(s):
         return text
@@ -179,11 +181,22 @@ def _pattern(s: Suspect) -> str:
         if bool((got == _turned(s, s.support, i, j)).all()):
             split = len(s.outputs.shape or ())
             if j < split:
-                return (
-                    f"a sum runs over dimension {i} of {s.outputs.name} where it should over {j}, or reversed"
-                )
+                return _sums(s, i, j) or f"dimensions {i} and {j} of {s.outputs.name} are exchanged"
             return "rows and columns are exchanged, as in a sum that runs the wrong way"
     return ""
+
+
+def _sums(s: Suspect, i: int, j: int) -> str:
+    """Over which of two dimensions of the output a sum runs, and over which it should, if these differ."""
+    assert s.outputs.shape is not None
+    shape = s.outputs.shape
+    got, true = (
+        [axis for axis in (i, j) if bool((used.reshape(*shape, -1).sum(axis) > 1).any())]
+        for used in (s.nonzero, s.support)
+    )
+    if len(got) != 1 or len(true) != 1 or got == true:
+        return ""
+    return f"a sum runs over dimension {got[0]} of {s.outputs.name} where it should run over {true[0]}"
 
 
 def displaced(case: Case) -> Iterator[Observation]:
