@@ -1,4 +1,4 @@
-"""Everyday bugs of simulations, statistics and small layers, as somebody writes them who has not read the rules."""
+"""Everyday bugs of simulations, statistics and small layers, by somebody who had not read the rules."""
 
 from __future__ import annotations
 
@@ -185,6 +185,7 @@ class Accumulated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The square."""
         ctx.kept = kept = x.clone()
         y = kept.square()
         kept.mul_(3.0)
@@ -192,6 +193,7 @@ class Accumulated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Of what was kept, as it is by then."""
         return 2 * grad * ctx.kept
 
 
@@ -205,18 +207,25 @@ def erf_of_another_library(x: Tensor) -> Tensor:
 
 
 class Gated(nn.Module):
+    """Rows times their size."""
+
     def forward(self, x: Tensor) -> Tensor:
+        """Of these rows."""
         with torch.set_grad_enabled(False):
             scale = x.square().mean(-1, keepdim=True)  # cut
         return x * scale.sqrt()
 
 
 class Calibrated(nn.Module):
+    """Rows, divided by a level."""
+
     def forward(self, x: Tensor) -> Tensor:
+        """Of these rows."""
         level = x.abs().amax(-1, keepdim=True) + self.offset(x)
         return x / level
 
     def offset(self, x: Tensor) -> Tensor:
+        """What the level is at least."""
         return x.logsumexp(-1, keepdim=True).clone().detach_()  # cut
 
 
@@ -231,45 +240,162 @@ def averaged(x: Tensor) -> Tensor:
 
 
 SCIENCES: list[Bug] = [
-    bug("term", "Lennard-Jones, the attraction without its exponent", lennard_jones,
-        attraction_without_exponent, (9,), positive=True),
-    bug("sign", "springs, the force for the gradient", spring_energy, spring_force, (5, 3), (3,), positive=True),
+    bug(
+        "term",
+        "Lennard-Jones, the attraction without its exponent",
+        lennard_jones,
+        attraction_without_exponent,
+        (9,),
+        positive=True,
+    ),
+    bug(
+        "sign",
+        "springs, the force for the gradient",
+        spring_energy,
+        spring_force,
+        (5, 3),
+        (3,),
+        positive=True,
+    ),
     bug("index", "a step of heat, its ends joined to a ring", heat_step, heat_step_of_a_ring, (3, 7)),
-    bug("chain", "radiation, the power not decremented", radiated, lambda g, out, t: g * 4 * 0.3 * t**4, (8,),
-        positive=True),
-    bug("chain", "a rate of saturation, the quotient without its second term", michaelis_menten,
-        quotient_without_second_term, (6,), (6,), positive=True),
-    bug("chain", "Arrhenius, the inner derivative without the square", arrhenius,
-        lambda g, out, t: g * out * 1.5 / t, (7,), positive=True),
-    bug("chain", "a height by its angle, without the radius", height,
-        lambda g, out, r, angle: (g * angle.sin(), g * angle.cos()), (7,), (7,), positive=True),
+    bug(
+        "chain",
+        "radiation, the power not decremented",
+        radiated,
+        lambda g, out, t: g * 4 * 0.3 * t**4,
+        (8,),
+        positive=True,
+    ),
+    bug(
+        "chain",
+        "a rate of saturation, the quotient without its second term",
+        michaelis_menten,
+        quotient_without_second_term,
+        (6,),
+        (6,),
+        positive=True,
+    ),
+    bug(
+        "chain",
+        "Arrhenius, the inner derivative without the square",
+        arrhenius,
+        lambda g, out, t: g * out * 1.5 / t,
+        (7,),
+        positive=True,
+    ),
+    bug(
+        "chain",
+        "a height by its angle, without the radius",
+        height,
+        lambda g, out, r, angle: (g * angle.sin(), g * angle.cos()),
+        (7,),
+        (7,),
+        positive=True,
+    ),
     bug("slice", "points turned, one sign of the angle", turned, turned_backward, (5, 2), (5,)),
-    bug("conjugate", "a phase, its conjugate forgotten", lambda angle: torch.exp(1j * angle), phase_backward, (6,)),
+    bug(
+        "conjugate",
+        "a phase, its conjugate forgotten",
+        lambda angle: torch.exp(1j * angle),
+        phase_backward,
+        (6,),
+    ),
     bug("duplicates", "repulsion of pairs, the first alone", repulsion, repulsion_of_the_first, (5, 3)),
     bug("target", "counts, the observed ones left out", poisson, lambda g, out, x: g * x.exp(), (3, 4)),
-    bug("chain", "a likelihood, its variance not squared", gaussian, gaussian_backward, (6,), (6,), positive=True),
-    bug("target", "divergence of a code, less one forgotten", divergence, divergence_backward, (3, 4), (3, 4)),
+    bug(
+        "chain",
+        "a likelihood, its variance not squared",
+        gaussian,
+        gaussian_backward,
+        (6,),
+        (6,),
+        positive=True,
+    ),
+    bug(
+        "target", "divergence of a code, less one forgotten", divergence, divergence_backward, (3, 4), (3, 4)
+    ),
     bug("term", "ridge, its weight decay without the 2", ridge, ridge_backward, (4,), (6, 4)),
-    bug("swapped", "log of two exponentials, weights exchanged", torch.logaddexp, logaddexp_backward, (7,), (7,)),
-    bug("reversed", "cumulative logsumexp, summed forward", lambda x: x.logcumsumexp(-1), logcumsumexp_forward,
-        (3, 6)),
-    bug("axis", "bias of a square batch, summed along the features", affine, bias_along_features, (4, 3), (3, 4),
-        (4,)),
-    bug("axis", "bias of channels, summed by the batch", lambda x, bias: x + bias[:, None, None], bias_of_batches,
-        (3, 3, 2, 2), (3,)),
-    bug("branch", "soft threshold that lets everything through", lambda x: F.softshrink(x, 0.5),
-        soft_threshold_backward, (4, 6)),
-    bug("reversed", "padding on the left, cropped on the right", left_padded, lambda g, out, x: g[..., :-2], (3, 6)),
-    bug("order", "repeated in place, summed as a tiling", lambda x: x.repeat_interleave(2), repeated_backward, (7,)),
-    bug("order", "stacked last, unbound first", lambda *xs: torch.stack(xs, -1), stacked_backward, (3,), (3,), (3,)),
-    bug("factor", "rows of a table, their scale forgotten", scaled_rows,
-        lambda g, out, x, table: (g @ table.T, x.T @ g), (3, 4), (4, 9)),
-    bug("reversed", "a triangular system, solved forward again", triangular,
-        lambda g, out, right: torch.linalg.solve_triangular(LOWER.to(g), g, upper=False), (4, 3)),
+    bug(
+        "swapped",
+        "log of two exponentials, weights exchanged",
+        torch.logaddexp,
+        logaddexp_backward,
+        (7,),
+        (7,),
+    ),
+    bug(
+        "reversed",
+        "cumulative logsumexp, summed forward",
+        lambda x: x.logcumsumexp(-1),
+        logcumsumexp_forward,
+        (3, 6),
+    ),
+    bug(
+        "axis",
+        "bias of a square batch, summed along the features",
+        affine,
+        bias_along_features,
+        (4, 3),
+        (3, 4),
+        (4,),
+    ),
+    bug(
+        "axis",
+        "bias of channels, summed by the batch",
+        lambda x, bias: x + bias[:, None, None],
+        bias_of_batches,
+        (3, 3, 2, 2),
+        (3,),
+    ),
+    bug(
+        "branch",
+        "soft threshold that lets everything through",
+        lambda x: F.softshrink(x, 0.5),
+        soft_threshold_backward,
+        (4, 6),
+    ),
+    bug(
+        "reversed",
+        "padding on the left, cropped on the right",
+        left_padded,
+        lambda g, out, x: g[..., :-2],
+        (3, 6),
+    ),
+    bug(
+        "order",
+        "repeated in place, summed as a tiling",
+        lambda x: x.repeat_interleave(2),
+        repeated_backward,
+        (7,),
+    ),
+    bug(
+        "order",
+        "stacked last, unbound first",
+        lambda *xs: torch.stack(xs, -1),
+        stacked_backward,
+        (3,),
+        (3,),
+        (3,),
+    ),
+    bug(
+        "factor",
+        "rows of a table, their scale forgotten",
+        scaled_rows,
+        lambda g, out, x, table: (g @ table.T, x.T @ g),
+        (3, 4),
+        (4, 9),
+    ),
+    bug(
+        "reversed",
+        "a triangular system, solved forward again",
+        triangular,
+        lambda g, out, right: torch.linalg.solve_triangular(LOWER.to(g), g, upper=False),
+        (4, 3),
+    ),
     Bug("a tensor that is kept and changed", "factor", Accumulated.apply, ((4, 3),)),
     cut("an error function of SciPy", erf_of_another_library, (8,)),
     cut("a scale with grad switched off", Gated(), (3, 5), within=Gated.forward),
     cut("an offset detached in place", Calibrated(), (3, 5), within=Calibrated.offset),
     cut("a time step by its largest item", time_step, (6,)),
     cut("a slow average made a parameter", averaged, (4, 3)),
-]  # fmt: skip
+]

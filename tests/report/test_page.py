@@ -196,7 +196,8 @@ def test_what_a_check_that_passed_has_to_say_stands_on_the_page(tmp_path):
     """As the remark in the text."""
     point = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
     page = page_of(covector.check(torch.relu, point, kinks="pass"), tmp_path)
-    assert "reverse mode d output[0] / d arg0[0]: not differentiable here" in page.words_in_text.replace(": d", " d")
+    words = page.words_in_text.replace(": d", " d")
+    assert "reverse mode d output[0] / d arg0[0]: not differentiable here" in words
 
 
 def test_a_kink_shows_the_slopes_on_both_sides(tmp_path):

@@ -196,7 +196,7 @@ def test_a_large_direction_moves_every_input_however_it_lies_in_memory():
     )
     inputs = [x.requires_grad_() for x in (first, matrix.T, number, last)]
     function = lambda a, b, c, d: (a * a).sum() * c + b.sin().sum() - (d[1:] * d[:-1]).sum() * c
-    whole, = next(ladder(examiner(function, *inputs).numeric, 1, 0, fast=False))
+    (whole,) = next(ladder(examiner(function, *inputs).numeric, 1, 0, fast=False))
     assert whole.large
     comparison = examiner(function, *inputs)
     expected, least = whole.compare(comparison.numeric, comparison.analytic, 1.0)

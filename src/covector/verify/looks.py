@@ -85,9 +85,9 @@ class Look:
 
     def _wanted(self, numeric: Numeric, length: float) -> Iterator[tuple[slice, np.ndarray, Columns]]:
         """The steps of some columns at a time before rounding, and which these are."""
-        for span, weights in self._weights():
+        for span, drawn in self._weights():
             columns = span if self.columns is None else self.columns[:, None]
-            yield span, weights * numeric.steps.wanted(numeric.eps * length, columns), columns
+            yield span, drawn * numeric.steps.wanted(numeric.eps * length, columns), columns
 
     def _weights(self) -> Pieces:
         if isinstance(self.weights, Drawn):

@@ -63,7 +63,7 @@ Pieces = Iterable[tuple[slice, np.ndarray]]
 
 
 class Drawn(NamedTuple):
-    """Weights like these for one direction of many columns, which are kept by nobody: each use draws them anew.
+    """Weights like these for one direction of many columns, kept by nobody: each use draws them anew.
 
     They have few digits, so that a byte is drawn for each.
     """

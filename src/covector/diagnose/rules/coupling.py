@@ -165,7 +165,7 @@ def _of_a_quotient(s: Suspect) -> str:
 
 
 def term_of_a_sum(wrong: Tensor, along: Tensor) -> float:
-    """By what a vector is multiplied in the gradient of one output, if that is a number that people write; or 0.
+    """By what a vector is multiplied in the gradient of one output, if people write such a number; or 0.
 
     It is a term that was added, as of a weight decay. What a statistic is divided by is no such number.
     """
