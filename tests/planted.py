@@ -149,6 +149,11 @@ def line(seed: int) -> tuple[Tensor]:
     return (torch.tensor([-1.25, 1.75, -0.5, 0.75, 1.5, -1.5, 0.25, 1.0]).double().requires_grad_(),)
 
 
+def decayed(x: Tensor) -> Tensor:
+    """A loss with a weight decay, whose gradient is cos x + 0.8 x."""
+    return x.sin().sum() + 0.4 * x.square().sum()
+
+
 def standardised(x: Tensor) -> Tensor:
     """Each row less its mean, over its deviation."""
     return (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True)
@@ -216,6 +221,11 @@ PLANTED = {
     ),
     "constant": Planted(
         cubed(lambda d: d + 0.1), ruled(cube, lambda g, x: cube_pull(g, x) + 0.1 * g * x), VECTOR
+    ),
+    "term": Planted(
+        ruled(decayed, lambda g, x: g * (x.cos() + 0.3 * x)),
+        ruled(decayed, lambda g, x: g * (x.cos() + 0.35678 * x)),
+        VECTOR,
     ),
     "chain rule": Planted(
         ruled(torch.sigmoid, lambda g, x: g * x.sigmoid()),

@@ -4,8 +4,8 @@ The bugs were written before the rules were tuned to them (`everyday`, `lost`); 
 aside while rules are written, and counted by itself. Those of `later` were written when the rules were there,
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
 `large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` and
-`uneven_later` are masks that are forgotten and factors that differ by place; those of `assorted` were written
-last, by somebody who had not read the rules. Of `near`, none is right.
+`uneven_later` are masks that are forgotten and factors that differ by place; those of `assorted`, and after
+them those of `sciences`, were written last, by somebody who had not read the rules. Of `near`, none is right.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.diagnosis.lost import LOST
 from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
 from benchmarks.diagnosis.recent import RECENT, RECENT_NEAR
+from benchmarks.diagnosis.sciences import SCIENCES
 from benchmarks.diagnosis.uneven import UNEVEN, UNEVEN_NEAR
 from benchmarks.diagnosis.uneven_later import LATER_UNEVEN
 
@@ -79,7 +80,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "eps": ({"normalisation"}, "eps"),
     "margin": ({"threshold"}, ""),
     "displaced": ({"reach", "displaced"}, "along dimension"),
-    "term": ({"chain rule"}, "plus|lacks"),
+    "term": ({"chain rule", "term"}, "plus|lacks"),
     "weights": ({"exchanged"}, ""),
     "symmetric": ({"transposed"}, ""),
     "nothing": (set(), ""),
@@ -131,6 +132,7 @@ def tables() -> dict[str, list[Bug]]:
         "by place": UNEVEN,
         "by place, later": LATER_UNEVEN,
         "of many fields": ASSORTED,
+        "of the sciences": SCIENCES,
         NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
     }
 

@@ -289,7 +289,13 @@ KINDS = {
     "sum over the wrong dimension": (
         weighted(lambda g, x, w: (g * x.sin()).sum(1)),
         normal((4, 4), (4,)),
-        "a sum runs over dimension 0 of `output` where it should over 1, or reversed",
+        "a sum runs over dimension 1 of `output` where it should run over 0",
+    ),
+    "a bias summed over the wrong dimension": (
+        ruled(torch.add, lambda g, x, b: (g, g.sum(1))),
+        normal((4, 4), (4,)),
+        "dimensions 0 and 1 of the cotangent of `output` are exchanged: a sum runs over dimension 1 of "
+        "`output` where it should run over 0",
     ),
     "one index of a sum": (
         weighted(lambda g, x, w: (g * x.sin())[0]),

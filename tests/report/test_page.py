@@ -177,6 +177,29 @@ def test_a_sample_is_called_one(tmp_path):
     assert 4321 in pair["views"][1]["rows"]
 
 
+@pytest.mark.parametrize("kinks", ["fail", "pass"])
+@pytest.mark.parametrize("at", [0.0, 1e-9])
+def test_table_and_map_of_a_page_judge_alike(at, kinks, tmp_path):
+    """Beside a kink a difference may be off by the gap of the slopes: neither counts that as wrong."""
+    point = torch.tensor([1.0, at, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    page = page_of(covector.check(lambda x: x.clamp(0, 3).cumsum(0), point, kinks=kinks), tmp_path)
+    data = json.loads(page.data)
+    (view,) = data["pairs"][0]["views"]
+    allowed = [data["atol"] + data["rtol"] * abs(number) for number in view["numeric"]]
+    large = {cell for cell, error in enumerate(view["error"]) if error > allowed[cell]}
+    coloured = large - set(view.get("undecided", ()))
+    row = next(row for row in page.rows if row[0].startswith("d output / d x"))
+    assert row[4] == str(len(coloured))
+
+
+def test_what_a_check_that_passed_has_to_say_stands_on_the_page(tmp_path):
+    """As the remark in the text."""
+    point = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    page = page_of(covector.check(torch.relu, point, kinks="pass"), tmp_path)
+    words = page.words_in_text.replace(": d", " d")
+    assert "reverse mode d output[0] / d arg0[0]: not differentiable here" in words
+
+
 def test_a_kink_shows_the_slopes_on_both_sides(tmp_path):
     """The plot, and the numbers in words."""
     report = covector.check(torch.relu, torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True))

@@ -182,9 +182,35 @@ def test_the_ladder_goes_from_directions_to_every_column(size, probes, fast, nam
 def test_directions_are_as_many_as_were_asked_for_however_large_they_are(size):
     """Few of many numbers at once, since they are kept while the function runs; and all of them different."""
     x = torch.zeros(size, dtype=torch.float64, requires_grad=True)
-    looks = list(next(ladder(examiner(torch.sin, x).numeric, 4, 0, fast=False)))
-    first = np.concatenate([look.weights[:, :12] for look in looks])
-    assert len(np.unique(first[:, 0])) == len(first) == 4
+    comparison = examiner(torch.sin, x)
+    looks = list(next(ladder(comparison.numeric, 4, 0, fast=False)))
+    first = np.concatenate([next(iter(look.pieces(comparison.numeric, 1.0)))[1][:, :12] for look in looks])
+    assert len(np.unique(first, axis=0)) == len(first) == 4
+
+
+def test_a_large_direction_moves_every_input_however_it_lies_in_memory():
+    """It is made in pieces, which end anywhere in the inputs; and each run makes the same steps."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(40_000,), (300, 200), (), (70_000,)]
+    first, matrix, number, last = (
+        torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
+    inputs = [x.requires_grad_() for x in (first, matrix.T, number, last)]
+    function = lambda a, b, c, d: (a * a).sum() * c + b.sin().sum() - (d[1:] * d[:-1]).sum() * c
+    (whole,) = next(ladder(examiner(function, *inputs).numeric, 1, 0, fast=False))
+    assert whole.large
+    comparison = examiner(function, *inputs)
+    expected, least = whole.compare(comparison.numeric, comparison.analytic, 1.0)
+    steps = whole.steps(comparison.numeric, 1.0)
+    assert np.allclose(comparison.analytic.mixed_along(steps).T, expected, rtol=1e-9)
+    assert least == abs(steps).min()
+    difference = comparison.numeric.difference(lambda: whole.pieces(comparison.numeric, 1.0))
+    assert np.array_equal(difference, comparison.numeric.differences(steps))
+    point = comparison.numeric.problem.point
+    parts = np.split(point + steps[0], np.cumsum([x.numel() for x in inputs])[:-1])
+    moved = [torch.from_numpy(part).reshape(x.shape) for part, x in zip(parts, inputs, strict=True)]
+    assert np.isclose(comparison.numeric.single(point + steps[0])[0], function(*moved).item(), rtol=1e-12)
+    assert covector.check(function, tuple(inputs))
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -207,7 +207,7 @@ def nodes(*tensors: Tensor) -> Iterable[Any]:
 def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
     """The custom Functions behind these outputs, each once."""
     found = (getattr(type(node), "_forward_cls", None) for node in nodes(*outputs))
-    return list(dict.fromkeys(custom for custom in found if custom is not None))
+    return list(dict.fromkeys(custom for custom in found if custom not in (None, WithoutNumbers)))
 
 
 def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
@@ -372,6 +372,29 @@ NO_SECOND_DERIVATIVE = (
     "a compiled function. Write it with differentiable operations, or take the outer derivative by forward "
     "mode (jvp, jacfwd)."
 )
+
+
+class WithoutNumbers(Function):
+    """An output whose graph is needed and whose numbers are not."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        """One number in place of all."""
+        ctx.set_materialize_grads(False)
+        return output.new_empty(()).expand(output.shape)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        """The cotangent, as it is."""
+        return cotangent
+
+
+def without_numbers(output: Tensor) -> Tensor:
+    """A tensor that takes the same cotangents and holds nothing, of plain ones that were computed."""
+    if type(output) is not Tensor or output.grad_fn is None or output.layout is not torch.strided:
+        return output
+    with torch.enable_grad():
+        return WithoutNumbers.apply(output)  # type: ignore[no-untyped-call]
 
 
 class Refused(Function):

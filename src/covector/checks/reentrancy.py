@@ -188,8 +188,8 @@ def _busy(cotangents: np.ndarray) -> list[int]:
 def _sums_to_zero(cotangents: np.ndarray, rows: Sequence[int], *, one_more: bool) -> np.ndarray:
     """The coefficients with which the cotangents and these unit vectors add up to zero.
 
-    Unit vectors make up for whatever the cotangents add up to in their rows, so the sums are those that vanish
-    in all others. With one more vector, the first cotangent without the unit vectors, there is one more sum.
+    Unit vectors make up for whatever the cotangents add up to in their rows: these sums vanish in all others.
+    With one more vector, the first cotangent without the unit vectors, there is one more sum.
     """
     count, others = len(cotangents), np.ones(cotangents.shape[1], dtype=bool)
     others[rows] = False

@@ -176,7 +176,8 @@ class CheckRun:
         text = f"{size} {looks}, step {self.numeric.eps:.2g}"
         if any(verdict.outcome is not Outcome.PASSED for verdict in verdicts):
             return text
-        shown = f"{text}; an error above {max(v.visible for v in verdicts):.1g} in any entry would have shown"
+        which = "any other entry" if any(v.kinks for v in verdicts) else "any entry"
+        shown = f"{text}; an error above {max(v.visible for v in verdicts):.2g} in {which} would have shown"
         if any(verdict.looks[-1] == "signs" for verdict in verdicts):
             shown += f", unless several cancel along every direction (seed {seed})"
         return shown

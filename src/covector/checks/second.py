@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, ShapeChange
+from covector._chart import ShapeChange
 from covector._engine import graph, reverse
 from covector._random import seeded
 from covector._tree import Evaluation, flatten
@@ -77,8 +77,7 @@ def given_cotangents(problem: Problem, grad_outputs: Any) -> tuple[Tensor, ...]:
 def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
     """Random cotangents for each differentiable output, on request not contiguous."""
     generator = seeded(seed)
-    outputs = problem.graph_outputs if problem.differentiable else []
-    places = Chart.around(outputs, masked=problem.masked, is_output=True).places
+    places = problem.outputs.places if problem.differentiable else ()
     drawn = [(place, place.random(generator)) for place in places]
     return tuple(
         (_scattered(value) if scattered and place.has_strides else value).requires_grad_()

@@ -124,7 +124,7 @@ class Evidence:
             random = np.zeros(run.problem.shape[1])
             random[coordinates.start : coordinates.stop] = weights(len(coordinates), run.options.seed + 6)
             move = steps.made(steps.array(run.numeric.eps) * random)
-            moved = torch.from_numpy(run.numeric.difference(lambda: move)[0])
+            moved = torch.from_numpy(run.numeric.differences(move[None])[0])
             terms = run.reverse.pull_coordinates(cotangent) * torch.from_numpy(move) / factor
             return bool((cotangent @ moved - terms.sum()).abs() <= _EVERYWHERE * terms.norm())
         return None

@@ -33,6 +33,8 @@ class View:
     allowed: tuple[float, ...]
     worst_row: tuple[int, ...]
     worst_column: tuple[int, ...]
+    undecided: tuple[int, ...] = ()
+    """Cells whose error exceeds what is allowed, by no more than their difference may be off."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,12 @@ def _pair(jacobians: Jacobians, output: Part, part: Part, side: int) -> Pair | N
     at, over = jacobians.rows_of(output), jacobians.columns_of(part)
     if at.numel() == 0 or over.numel() == 0:
         return None
+    matrices = (jacobians.analytic, jacobians.numeric, jacobians.error, jacobians.allowed, jacobians.bad)
     block = _Block(
         jacobians.rows[at] - output.place.start,
         jacobians.columns[over] - part.place.start,
-        *(
-            m[at][:, over]
-            for m in (jacobians.analytic, jacobians.numeric, jacobians.error, jacobians.allowed)
-        ),
+        *(m[at][:, over] for m in matrices),
     )
-    bad = jacobians.bad[at][:, over]
     row, column = block.worst()
     worst = Mismatch(
         jacobians.entry(int(at[row]), int(over[column])),
@@ -91,9 +90,9 @@ def _pair(jacobians: Jacobians, output: Part, part: Part, side: int) -> Pair | N
         row=int(jacobians.row_numbers[at[row]]),
         column=int(jacobians.column_numbers[over[column]]),
     )
-    shape, largest = (at.numel(), over.numel()), float(block.error.max())
-    views = tuple(_views(block, bad, output, part, side))
-    return Pair(output, part, shape, int(bad.sum()), largest, worst, views)
+    shape, largest = (at.numel(), over.numel()), float(torch.where(block.undecided, 0.0, block.error).max())
+    views = tuple(_views(block, output, part, side))
+    return Pair(output, part, shape, int(block.bad.sum()), largest, worst, views)
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,18 @@ class _Block:
     numeric: Tensor
     error: Tensor
     allowed: Tensor
+    bad: Tensor
+
+    @property
+    def undecided(self) -> Tensor:
+        """Where the error exceeds what is allowed, and the difference may be off by as much."""
+        return ~self.bad & ~(self.error <= self.allowed)
 
     @property
     def severity(self) -> Tensor:
-        """The error in units of what is allowed."""
+        """The error in units of what is allowed; one where it is undecided."""
         ratio = self.error / self.allowed.clamp(min=1e-300)
-        return ratio.nan_to_num(torch.inf, torch.inf)
+        return torch.where(self.undecided, 1.0, ratio.nan_to_num(torch.inf, torch.inf))
 
     def worst(self) -> tuple[int, int]:
         """The row and the column of the entry that is furthest beyond what is allowed."""
@@ -120,18 +125,18 @@ class _Block:
 
     def cut(self, rows: slice, columns: slice) -> _Block:
         """A patch."""
-        parts = (m[rows, columns] for m in (self.analytic, self.numeric, self.error, self.allowed))
+        parts = (m[rows, columns] for m in (self.analytic, self.numeric, self.error, self.allowed, self.bad))
         return _Block(self.rows[rows], self.columns[columns], *parts)
 
 
-def _views(block: _Block, bad: Tensor, output: Part, part: Part, side: int) -> Iterator[View]:
+def _views(block: _Block, output: Part, part: Part, side: int) -> Iterator[View]:
     """The whole pair, and where that takes aggregation, the entries around its worst ones."""
     height, width = block.error.shape
     step = (-(-height // side), -(-width // side))
     yield _view("whole", block, step)
     if step == (1, 1):
         return
-    remaining = torch.where(bad, block.severity, -1.0)
+    remaining = torch.where(block.bad, block.severity, -1.0)
     for _ in range(_PATCHES):
         row, column = divmod(int(remaining.argmax()), width)
         if remaining[row, column] < 0:
@@ -168,6 +173,7 @@ def _view(title: str, block: _Block, step: tuple[int, int]) -> View:
         allowed,
         tuple(block.rows[row].tolist()),
         tuple(block.columns[column].tolist()),
+        tuple(block.undecided.flatten()[chosen].nonzero().flatten().tolist()),
     )
 
 

@@ -48,9 +48,11 @@
     const n = view().numeric[cell];
     return finite(n) ? data.atol + data.rtol * Math.abs(n) : data.atol;
   };
+  // What the difference cannot decide is not wrong: next to a kink or a pole it may be off by more than that.
+  const undecided = (cell) => (view().undecided || []).includes(cell);
   const beyond = (cell) => {
     const error = view().error[cell];
-    return !finite(error) || error > allowed(cell);
+    return !undecided(cell) && (!finite(error) || error > allowed(cell));
   };
 
   // --- colours
@@ -67,6 +69,7 @@
   const colour = (kind, cell, largest) => {
     const v = view();
     if (kind === "error") {
+      if (undecided(cell)) return excess(0);
       if (!finite(v.error[cell])) return excess(4);
       return v.error[cell] === 0 ? excess(-6) : excess(Math.log10(v.error[cell] / allowed(cell)));
     }
@@ -162,7 +165,8 @@
     line(`d ${label(pair.output, row)} / d ${label(pair.input, column)}` + (v.worstRow
       ? `   (the worst of ${v.step[0]} × ${v.step[1]} entries)` : ""));
     line(`analytic ${number(v.analytic[state.cell])}   numeric ${number(v.numeric[state.cell])}   ` +
-      `error ${number(error)} ${wrong ? ">" : "≤"} allowed ${number(allowed(state.cell))}`, wrong);
+      (undecided(state.cell) ? `error ${number(error)}, by which the difference itself may be off`
+        : `error ${number(error)} ${wrong ? ">" : "≤"} allowed ${number(allowed(state.cell))}`), wrong);
   }
 
   // --- moving about
@@ -256,7 +260,7 @@
     const v = view();
     let worst = 0, most = -1;
     v.error.forEach((error, cell) => {
-      const share = finite(error) ? error / allowed(cell) : Infinity;
+      const share = undecided(cell) ? 1 : finite(error) ? error / allowed(cell) : Infinity;
       if (share > most) { most = share; worst = cell; }
     });
     const x = (worst % across() + 0.5 - state.x) / seenAcross();

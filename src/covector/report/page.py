@@ -132,8 +132,8 @@ def _header(report: Report, of: str, index: str) -> str:
 
 def _findings(report: Report) -> str:
     order = sorted(report.findings, key=lambda f: f.outcome is Outcome.PASSED)
-    bad = [_finding(f) for f in order if f.outcome is not Outcome.PASSED]
-    passed = dict.fromkeys(f.check for f in order if f.outcome is Outcome.PASSED)
+    bad = [_finding(f) for f in order if f.outcome is not Outcome.PASSED or f.summary]
+    passed = dict.fromkeys(f.check for f in order if f.outcome is Outcome.PASSED and not f.summary)
     if passed:
         names = ", ".join(map(escape, passed))
         bad.append(f'<div class="finding">{_chip(Outcome.PASSED)}<span class="soft">{names}</span></div>')
@@ -379,6 +379,8 @@ def _view_data(view: View, figures: Figures) -> dict[str, Any]:
     }
     if figures.rounded:  # what each entry is allowed does not follow from its size
         data["allowed"] = [_short(value, 3) for value in view.allowed]
+    if view.undecided:
+        data["undecided"] = view.undecided
     if view.step != (1, 1):
         data |= {"worstRow": view.worst_row, "worstColumn": view.worst_column}
     return data

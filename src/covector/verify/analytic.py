@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from covector.verify.problem import Problem
 from covector.verify.vectors import (
     Cotangent,
     Cotangents,
+    Pieces,
     combined,
     cotangents_of,
     normal,
@@ -54,6 +56,9 @@ class Analytic(Protocol):
 
     def mixed_along(self, moves: np.ndarray) -> np.ndarray:
         """The products v^T A u for some directions u: cotangent, direction."""
+
+    def mixed_in_pieces(self, move: Pieces) -> np.ndarray:
+        """The same for one direction, which comes in pieces."""
 
     def columns(self, which: np.ndarray) -> np.ndarray:
         """These columns of A."""
@@ -100,6 +105,14 @@ class _QuietMap(LinearMap):
             held = self.random.rows.numpy()
             self._held = weakref.ref(held)
         return held
+
+    def mixed_along(self, moves: np.ndarray) -> np.ndarray:
+        """V^T A u for each random cotangent and each u."""
+        raise NotImplementedError
+
+    def mixed_in_pieces(self, move: Pieces) -> np.ndarray:
+        """The same for one u, which is put together."""
+        return self.mixed_along(np.concatenate([piece for _, piece in move], axis=1))
 
     def _adds_up(self, got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
         """Where a sum of images is the image of the sum; `size` is that of what was added up."""
@@ -168,9 +181,17 @@ class ReverseMap(_QuietMap):
 
     def coordinates(self, pulled: Sequence[Tensor | None]) -> Tensor:
         """Gradients in coordinates, zeros where there is none: a copy, of what may be a workspace."""
+        return self._over(pulled, 1.0)
+
+    def _over(self, pulled: Sequence[Tensor | None], factor: float) -> Tensor:
+        """The same divided by a number."""
         inputs = self.problem.inputs
         numbers = graph.written_out(inputs.coordinates(pulled))
-        return numbers.clone() if len(inputs.places) == 1 else numbers  # those of several are put together
+        if len(inputs.places) > 1:  # those of several are put together
+            return numbers.div_(factor)
+        if numbers.stride() == (0,):  # of a sum, one number stands for all of them
+            return (numbers[:1] / factor).expand(numbers.shape)
+        return numbers / factor
 
     def pull_coordinates(self, cotangent: Tensor) -> Tensor:
         """The same from and to coordinates."""
@@ -199,7 +220,7 @@ class ReverseMap(_QuietMap):
 
     def scaled_back(self, pulled: Sequence[Tensor | None]) -> Tensor:
         """Gradients of the random cotangent as it is sent, in coordinates: those of v itself."""
-        return self.coordinates(pulled).div_(self.random.factor)
+        return self._over(pulled, self.random.factor)
 
     def pull_again(self) -> None:
         """Pull the random cotangent back again; the gradients are kept in `repeated`."""
@@ -218,7 +239,7 @@ class ReverseMap(_QuietMap):
 
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
-        return self.coordinates(self._pull_as_sent(cotangent)).div_(cotangent.factor)
+        return self._over(self._pull_as_sent(cotangent), cotangent.factor)
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs
@@ -239,6 +260,10 @@ class ReverseMap(_QuietMap):
         """v^T A u for each random cotangent and each u."""
         return products(self.mixed, moves)
 
+    def mixed_in_pieces(self, move: Pieces) -> np.ndarray:
+        """The same for one u, of which no more than a piece is there."""
+        return reduce(np.add, (products(self.mixed[:, span], piece) for span, piece in move))
+
     @lazy
     def again(self) -> Tensor:
         """The pullback of the random cotangent as it is sent a second time, scaled back."""
@@ -247,7 +272,7 @@ class ReverseMap(_QuietMap):
     def pulled_as_again(self) -> Tensor:
         """The same by another run."""
         sent = self.random.sent_again(self.problem.outputs)
-        return self.coordinates(self.pull(sent)).div_(self.random.again)
+        return self._over(self.pull(sent), self.random.again)
 
     @lazy
     def of_zero(self) -> Tensor:

@@ -140,7 +140,8 @@ class _Decision:
         for steps, off, limit in each:
             others = np.delete(np.arange(look.width), right)  # leave out what was found right
             known = None if right else off
-            for column in columns_apart(self._numeric, self._analytic, others, steps[others], limit, known):
+            left = steps[others] if right else steps
+            for column in columns_apart(self._numeric, self._analytic, others, left, limit, known):
                 if not self._column_is_right(column, int(abs(off).argmax())):
                     return False
                 right.append(column)
@@ -160,6 +161,7 @@ class _Decision:
         entry = judged.entries[0]
         if entry.outcome is not Outcome.PASSED or entry.kink:
             return False
+        self._record.show(entry.mismatch.allowed)  # the judge accepts any error up to that
         # The other entries of the column have to agree too, mixed by the cotangents.
         best, others = judged.best, analytic.cotangents[:, moved]
         assert best is not None

@@ -181,12 +181,12 @@ class Examiner:
         return Examined(_joined([part.suspects for part in parts]), max(part.visible for part in parts))
 
     def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
-        steps = look.steps(self.numeric, length)
-        expected, least = look.expected(self.analytic, steps), look.least(steps)
-        if look.large:  # the steps are not needed while the function runs
-            del steps
+        if look.large:
+            expected, least = look.compare(self.numeric, self.analytic, length)
             differences = self._differences(look, length)
         else:
+            steps = look.steps(self.numeric, length)
+            expected, least = look.expected(self.analytic, steps), look.least(steps)
             differences = look.differences(self.numeric, steps)
         off = self._off(differences, expected)
         return Compared(look, length, least, noise, expected, off, (differences,))
@@ -195,13 +195,7 @@ class Examiner:
         """The differences with steps of this length times a number; many steps are made anew for each run."""
         if not look.large:
             return look.differences(self.numeric, times * look.steps(self.numeric, length))
-
-        def move() -> np.ndarray:
-            steps = look.steps(self.numeric, length)[0]
-            steps *= times
-            return steps
-
-        return self.numeric.difference(move)
+        return self.numeric.difference(lambda: look.pieces(self.numeric, length, times))
 
     def _spans(self, count: int) -> Iterator[slice]:
         """The directions that are differenced at once."""
@@ -289,7 +283,8 @@ def _joined(parts: Sequence[Compared | None]) -> Compared | None:
         return some[0] if some else None
     looks = [part.look for part in some]
     columns = None if looks[0].columns is None else np.concatenate([look.columns for look in looks])
-    look = replace(looks[0], columns=columns, weights=np.concatenate([look.weights for look in looks]))
+    joined = np.concatenate([look.weights for look in looks if isinstance(look.weights, np.ndarray)])
+    look = replace(looks[0], columns=columns, weights=joined)
     arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _ARRAYS}
     taken = tuple(map(np.concatenate, zip(*(part.taken for part in some), strict=False)))
     return Compared(look, some[0].length, **arrays, taken=taken)

@@ -145,7 +145,8 @@ class Finding:
 def finding(name: str, verdict: Verdict, what: str) -> Finding:
     """A finding from the verdict of a comparison."""
     if verdict.outcome is Outcome.PASSED:
-        return Finding(name, verdict.outcome, "" if verdict.entries else NOTHING, entries=verdict.entries)
+        summary = _accepted(verdict.kinks) if verdict.entries else NOTHING
+        return Finding(name, verdict.outcome, summary, entries=verdict.entries)
     notes = {m.note for m in verdict.mismatches}
     summary, advice = f"{what} disagrees with central differences", ""
     if any(note.startswith(OUTSIDE) for note in notes):
@@ -169,6 +170,14 @@ def finding(name: str, verdict: Verdict, what: str) -> Finding:
         advice,
         verdict.counted,
     )
+
+
+def _accepted(kinks: tuple[Mismatch, ...]) -> str:
+    """What has to be said of entries at a kink that were accepted."""
+    if not kinks:
+        return ""
+    first = kinks[0]  # of others that are like it, not every one is judged by itself
+    return f"{first.entry}: {first.note}; kinks='pass' accepts that, here and at other entries"
 
 
 @cache

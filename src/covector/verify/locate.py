@@ -9,7 +9,7 @@ import torch
 
 from covector.verify.analytic import Analytic, ReverseMap
 from covector.verify.numeric import Numeric
-from covector.verify.vectors import products
+from covector.verify.vectors import PIECE, Pieces, products
 
 
 def columns_apart(
@@ -53,11 +53,21 @@ def _size(off: np.ndarray) -> float:
 def _off(numeric: Numeric, analytic: Analytic, columns: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """What these columns are off by together, along each cotangent."""
     numeric.spend(2)
-    moves = np.zeros((1, numeric.problem.inputs.size))
-    moves[0, columns] = steps
+    size = numeric.problem.inputs.size
     with np.errstate(all="ignore"):
-        off: np.ndarray = products(analytic.cotangents, numeric.differences(moves))
-        return (off - analytic.mixed_along(moves))[:, 0]
+        found = numeric.difference(lambda: _pieces(size, columns, steps))
+        off: np.ndarray = products(analytic.cotangents, found)
+        return (off - analytic.mixed_in_pieces(_pieces(size, columns, steps)))[:, 0]
+
+
+def _pieces(size: int, columns: np.ndarray, steps: np.ndarray) -> Pieces:
+    """A move of these columns, which are in order, alone."""
+    for start in range(0, size, PIECE):
+        stop = min(start + PIECE, size)
+        first, last = np.searchsorted(columns, [start, stop])
+        piece = np.zeros((1, stop - start))
+        piece[0, columns[first:last] - start] = steps[first:last]
+        yield slice(start, stop), piece
 
 
 def locate_row(analytic: Analytic, column: int, numeric_column: np.ndarray, which: int) -> int:

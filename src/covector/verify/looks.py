@@ -11,7 +11,7 @@ step of its column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -21,7 +21,7 @@ from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
 from covector.verify.steps import Columns, steps_made
-from covector.verify.vectors import PIECE, kept, weights
+from covector.verify.vectors import PIECE, Drawn, Pieces, kept, weights
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class Look:
     name: str
     columns: np.ndarray | None
     """The column that each direction moves; None: each moves all of them."""
-    weights: np.ndarray
+    weights: np.ndarray | Drawn
     """Of each column that is moved, in units of its step: a row for each direction."""
     share: float
     """The share of an entry's `atol` by which the mixed difference may be off."""
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return 1 if isinstance(self.weights, Drawn) else len(self.weights)
 
     @property
     def width(self) -> int:
         """How many columns are moved together."""
-        return self.weights.shape[1]
+        return self.weights.size if isinstance(self.weights, Drawn) else self.weights.shape[1]
 
     @property
     def large(self) -> bool:
         """Whether there is one direction, of so many columns that a copy of it matters."""
-        return self.columns is None and len(self) == 1 and self.width > PIECE
+        return isinstance(self.weights, Drawn)
 
     def lengths(self, eps: float) -> tuple[float, float]:
         """The shortest and the longest steps, in units of `eps`.
@@ -62,7 +62,8 @@ class Look:
 
     def part(self, some: np.ndarray | slice) -> Look:
         """Some of the directions."""
-        if isinstance(some, slice) and some == slice(0, len(self)):
+        whole = isinstance(some, slice) and some == slice(0, len(self))
+        if whole or isinstance(self.weights, Drawn):  # of which there is one
             return self
         columns = None if self.columns is None else self.columns[some]
         return replace(self, columns=columns, weights=self.weights[some])
@@ -71,25 +72,35 @@ class Look:
         """The steps that are really made: a point is rounded."""
         if self.columns is not None and length == 1:
             return numeric.steps.array(numeric.eps)[self.columns, None]
-        steps = np.empty(self.weights.shape)
-        for span in self._spans():
-            wanted, columns = self._wanted(numeric, length, span)
-            steps[:, span] = steps_made(numeric.problem.point[columns], wanted)
+        steps = np.empty((len(self), self.width))
+        for span, piece in self.pieces(numeric, length):
+            steps[:, span] = piece
         return steps
 
-    def _wanted(self, numeric: Numeric, length: float, span: slice) -> tuple[np.ndarray, Columns]:
-        """The steps of some columns before rounding, and which these are."""
-        columns = span if self.columns is None else self.columns[:, None]
-        return self.weights[:, span] * numeric.steps.wanted(numeric.eps * length, columns), columns
+    def pieces(self, numeric: Numeric, length: float, times: int = 1) -> Pieces:
+        """The same times a number, some columns at a time: there may be little memory beside them."""
+        for span, wanted, columns in self._wanted(numeric, length):
+            steps = steps_made(numeric.problem.point[columns], wanted)
+            steps *= times
+            yield span, steps
+
+    def _wanted(self, numeric: Numeric, length: float) -> Iterator[tuple[slice, np.ndarray, Columns]]:
+        """The steps of some columns at a time before rounding, and which these are."""
+        for span, drawn in self._weights():
+            columns = span if self.columns is None else self.columns[:, None]
+            yield span, drawn * numeric.steps.wanted(numeric.eps * length, columns), columns
+
+    def _weights(self) -> Pieces:
+        if isinstance(self.weights, Drawn):
+            yield from self.weights.pieces()
+            return
+        for start in range(0, self.width, PIECE):
+            span = slice(start, start + PIECE)
+            yield span, self.weights[:, span]
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
         """The smallest step along each direction, of length one and before rounding."""
-        wanted = (self._wanted(numeric, 1.0, span)[0] for span in self._spans())
-        return reduce(np.minimum, (abs(steps).min(1) for steps in wanted))
-
-    def _spans(self) -> Iterator[slice]:
-        """Some columns at a time: there may be many, and little memory beside them."""
-        return (slice(start, start + PIECE) for start in range(0, self.width, PIECE))
+        return _least(steps for _, steps, _ in self._wanted(numeric, 1.0))
 
     def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
         """The differences of the outputs with these steps, a row for each direction."""
@@ -107,7 +118,17 @@ class Look:
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""
-        return reduce(np.minimum, (abs(steps[:, span]).min(1) for span in self._spans()))
+        return _least([steps])
+
+    def compare(self, numeric: Numeric, analytic: Analytic, length: float) -> tuple[np.ndarray, np.ndarray]:
+        """What the derivative says, and the smallest step, of one direction whose steps nobody keeps."""
+        expected = analytic.mixed_in_pieces(self.pieces(numeric, length)).T
+        return expected, _least(steps for _, steps in self.pieces(numeric, length))
+
+
+def _least(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """The smallest step of each row, of some columns after others."""
+    return reduce(np.minimum, (abs(steps).min(1) for steps in parts))
 
 
 def singles(size: int) -> Look:
@@ -118,8 +139,10 @@ def singles(size: int) -> Look:
 @kept
 def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
     """All columns at once, along random directions. Their weights take few bytes: there may be many."""
-    drawn = weights(count * size, seed + 1).numpy().astype(np.float32)
     share = constants.FAST_SHARE if fast else constants.SUM_SHARE
+    if count == 1 and size > PIECE:
+        return Look("signs", None, Drawn(size, seed + 1), share)
+    drawn = weights(count * size, seed + 1).numpy().astype(np.float32)
     return Look("signs", None, drawn.reshape(count, size), share)
 
 

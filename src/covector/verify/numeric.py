@@ -28,7 +28,7 @@ from covector.errors import ResourceError, text_of
 from covector.verify import constants
 from covector.verify.problem import Problem, Shift
 from covector.verify.steps import Steps
-from covector.verify.vectors import weights
+from covector.verify.vectors import Pieces, weights
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -207,15 +207,15 @@ class Numeric:
         """(f(x + s) - f(x - s)) / 2 for every row s."""
         here = self.problem.point
         if len(moves) == 1:
-            return self.difference(lambda: moves[0])
+            return self.difference(lambda: [(slice(0, here.size), moves)])
         points = np.empty((2 * len(moves), here.size))
         np.add(here, moves, out=points[::2])
         np.subtract(here, moves, out=points[1::2])
         values = self.at(points)
         return _halved(values[::2], values[1::2])
 
-    def difference(self, move: Callable[[], np.ndarray]) -> np.ndarray:
-        """The same for one move, which is made anew for each run, since it may be large."""
+    def difference(self, move: Callable[[], Pieces]) -> np.ndarray:
+        """The same for one move, whose pieces are made anew for each run, since it may be large."""
         self.runs += 2
         here = self.problem.point
         plus = self.single(here, Shift(np.add, move))

@@ -22,12 +22,13 @@ from covector._engine.leaves import like
 from covector._engine.levels import GradMode
 from covector._engine.messages import reads_beyond_storage
 from covector._lazy import lazy
-from covector._tree import Arguments, flatten, leaf_paths
+from covector._tree import Arguments, flatten, leaf_paths, unflatten
 from covector.errors import Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 from covector.verify.finding import Entry
 from covector.verify.leaves import guarded, has_value, is_differentiable, same_bits, shifted
 from covector.verify.likes import tensors_for_outputs
+from covector.verify.vectors import PIECE, Pieces
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _HALF = {torch.float16, torch.complex32}
@@ -51,8 +52,15 @@ class Shift(NamedTuple):
 
     side: np.ufunc
     """`np.add` or `np.subtract`."""
-    move: Callable[[], np.ndarray]
-    """Of all coordinates; it need not be there while the function runs."""
+    move: Callable[[], Pieces]
+    """Of all coordinates; nobody keeps it while the function runs."""
+
+    def shifted(self, point: np.ndarray) -> np.ndarray:
+        """The point that is moved to."""
+        there = np.empty_like(point)
+        for span, piece in self.move():
+            self.side(point[span], piece[0], out=there[span])
+        return there
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.layout] | None
@@ -201,6 +209,15 @@ class Problem:
         self.outputs = sampled(whole, self._most, None, self._seed)
         self._recorded = self._copied(self.graph_outputs)
         self._kinds = _kinds(leaves)
+        if self.outputs.size > PIECE and self.differentiable:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep of many outputs what leads to their graph alone: their numbers are copied."""
+        self.graph_outputs = [graph.without_numbers(tensor) for tensor in self.graph_outputs]
+        for index, tensor in zip(self.kept, self.graph_outputs, strict=True):
+            self._leaves[index] = tensor
+        self._returned = unflatten(self._leaves, self.spec)
 
     @lazy
     def value(self) -> np.ndarray:
@@ -377,18 +394,16 @@ class Problem:
 
     def _move(self, point: np.ndarray, shift: Shift | None = None) -> None:
         """Put other numbers into the leaves."""
-        move = None if shift is None else shift.move()
         if self._arrays is not None and not isinstance(self.inputs, Sampled):
+            if shift is not None and all(array.flags.c_contiguous for array in self._arrays):
+                self._shift(self._arrays, point, shift)
+                return
+            there = point if shift is None else shift.shifted(point)
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
-                part = slice(place.start, place.stop)
-                if shift is None or move is None:
-                    array[...] = point[part].reshape(array.shape)
-                else:  # of many numbers, another vector would count
-                    here, there = (numbers[part].reshape(array.shape) for numbers in (point, move))
-                    shift.side(here, there, out=array, casting="same_kind")
+                array[...] = there[place.start : place.stop].reshape(array.shape)
             return
         if shift is not None:
-            point = shift.side(point, move)
+            point = shift.shifted(point)
         if self._arrays is not None and isinstance(self.inputs, Sampled):
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
                 looked_at, positions = self.inputs.within(place)
@@ -397,6 +412,17 @@ class Problem:
         tensors = self.chart.from_coords(torch.from_numpy(point))
         for numbers, tensor in zip(self._held, tensors, strict=True):
             numbers.copy_(values_of(tensor))
+
+    def _shift(self, arrays: list[np.ndarray], point: np.ndarray, shift: Shift) -> None:
+        """The same in pieces: of many numbers, another vector would count."""
+        flat = [array.reshape(-1) for array in arrays]
+        for span, piece in shift.move():
+            for array, place in zip(flat, self.inputs.places, strict=True):
+                start, stop = max(span.start, place.start), min(span.stop, place.stop)
+                if start < stop:
+                    moved, there = piece[0, start - span.start : stop - span.start], slice(start, stop)
+                    out = array[start - place.start : stop - place.start]
+                    shift.side(point[there], moved, out=out, casting="same_kind")
 
     def _move_back(self) -> None:
         """Put their own numbers into the leaves again."""

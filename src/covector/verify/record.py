@@ -22,6 +22,8 @@ class Verdict:
     """Whether suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
     suspected: bool = False
     """Whether some look disagreed, whatever came of it."""
+    kinks: tuple[Mismatch, ...] = ()
+    """Entries that were judged to be at a kink, and accepted."""
 
     @property
     def counted(self) -> bool:
@@ -74,7 +76,8 @@ class Record:
         """What it comes to: if the last look agreed, the derivative is right."""
         looks = tuple(self._looks)
         if agreed:
-            return Verdict(Outcome.PASSED, (), looks, entries, self.visible, False, self.suspected)
+            kinks = tuple(entry.mismatch for entry in self._judged.values() if entry.kink)
+            return Verdict(Outcome.PASSED, (), looks, entries, self.visible, False, self.suspected, kinks)
         judged = [entry for entry in self._judged.values() if entry.outcome is not Outcome.PASSED]
         if any(entry.mismatch.note.startswith(OUTSIDE) for entry in judged):
             # Zero times infinity: next to such an entry a derivative of NaN is no mistake of its own.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial, reduce, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -28,6 +28,8 @@ _KEPT = 1 << 12
 _ONE = torch.ones((), dtype=torch.float64)
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
+# A weight for each byte: between 1 and 2, with a sign.
+_OF_A_BYTE = np.outer([1.0, -1.0], 1 + np.arange(128) / 128).ravel()
 
 
 def kept(draw: Draw) -> Draw:
@@ -55,6 +57,28 @@ def weights(size: int, seed: int, *, few_digits: bool = False) -> Tensor:
     for part in beyond.split(PIECE):  # the signs of all of them need not be there at once
         part.add_(torch.copysign(_ONE, part))
     return beyond
+
+
+# A vector, some of its numbers at a time, as rows.
+Pieces = Iterable[tuple[slice, np.ndarray]]
+
+
+class Drawn(NamedTuple):
+    """Weights like these for one direction of many columns, kept by nobody: each use draws them anew.
+
+    They have few digits, so that a byte is drawn for each.
+    """
+
+    size: int
+    seed: int
+
+    def pieces(self) -> Pieces:
+        """Some of them at a time, from the first on, as a row."""
+        generator = np.random.default_rng(self.seed)
+        for start in range(0, self.size, PIECE):
+            span = slice(start, min(start + PIECE, self.size))
+            drawn = generator.integers(0, 256, (1, span.stop - start), dtype=np.uint8)
+            yield span, _OF_A_BYTE[drawn]
 
 
 @kept

@@ -115,6 +115,8 @@ def _transposed(s: Suspect) -> str:
     for i, j, text in _pairs(s):
         if s.explains(_turned(s, s.numeric, i, j)):
             shape = (*(s.outputs.shape or ()), *(s.inputs.shape or ()))
+            if i < j < len(s.outputs.shape or ()) and (sums := _sums(s, i, j)):
+                return f"{text}: {sums}"
             return text if shape[i] == shape[j] else f"{text}, and reshaped"
     if text := _permuted(s):
         return text
@@ -179,11 +181,22 @@ def _pattern(s: Suspect) -> str:
         if bool((got == _turned(s, s.support, i, j)).all()):
             split = len(s.outputs.shape or ())
             if j < split:
-                return (
-                    f"a sum runs over dimension {i} of {s.outputs.name} where it should over {j}, or reversed"
-                )
+                return _sums(s, i, j) or f"dimensions {i} and {j} of {s.outputs.name} are exchanged"
             return "rows and columns are exchanged, as in a sum that runs the wrong way"
     return ""
+
+
+def _sums(s: Suspect, i: int, j: int) -> str:
+    """Over which of two dimensions of the output a sum runs, and over which it should, if these differ."""
+    assert s.outputs.shape is not None
+    shape = s.outputs.shape
+    got, true = (
+        [axis for axis in (i, j) if bool((used.reshape(*shape, -1).sum(axis) > 1).any())]
+        for used in (s.nonzero, s.support)
+    )
+    if len(got) != 1 or len(true) != 1 or got == true:
+        return ""
+    return f"a sum runs over dimension {got[0]} of {s.outputs.name} where it should run over {true[0]}"
 
 
 def displaced(case: Case) -> Iterator[Observation]:
@@ -272,7 +285,7 @@ def broadcast(case: Case) -> Iterator[Observation]:
         for axis, size in enumerate(s.outputs.part.shape):
             counted = s.support.reshape(*shape, -1).sum(axis)
             if not text and size > 1 and bool((counted > 1).any()):
-                text = _mean(s, axis, size) or _partial(s, shape, axis)
+                text = _mean(case, s, axis, size) or _partial(s, shape, axis)
         if text:
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.97, s.where)
 
@@ -284,10 +297,12 @@ def _spread(s: Suspect) -> str:
     return "is summed over the input too, and spread" if several else ""
 
 
-def _mean(s: Suspect, axis: int, size: int) -> str:
+def _mean(case: Case, s: Suspect, axis: int, size: int) -> str:
     if not s.explains(s.numeric / size):
         return ""
-    if size == 2 and not _is_broadcast(s, axis):  # a factor 2 that was left out is more frequent
+    # A factor 2 that was left out is more frequent, and one that several inputs lack is no mean for each.
+    shared = sum(abs(one.factor * size - 1) < 1e-3 for one in case.multiples.values()) > 1
+    if (size == 2 or shared) and not _is_broadcast(s, axis):
         return ""
     return f"is a mean over dimension {axis} of {s.outputs.name}, which has size {size}, not a sum"
 

@@ -22,6 +22,9 @@ from covector.diagnose.suspects import Suspect, listed
 # Two coefficients this close, relative to the largest, are the same.
 _CLOSE = 1e-4
 
+# A coefficient this close to a number of two digits, relative to it, is that number.
+_WRITTEN = 1e-6
+
 # What is smaller than this, relative to the largest coefficient, may be noise.
 _NOISE = 1e-3
 
@@ -155,10 +158,22 @@ def _of_a_quotient(s: Suspect) -> str:
     for values, like in ((s.point, "the input: the term of a norm"), (torch.ones_like(s.point), "")):
         along = torch.where(used, values, 0.0)
         fits = [_left_beside(along, matrix) <= slack for matrix in (wrong, s.numeric[rows])]
-        if bool(fits[0].all()) and not bool(fits[1].all()):
+        if bool(fits[0].all()) and not bool(fits[1].all()) and not term_of_a_sum(wrong, along):
             what = f"proportional to {like}" if like else "constant: the term of a sum or a mean"
             return f"has an error that is, for each output, {what} that it is divided by is missing or wrong"
     return ""
+
+
+def term_of_a_sum(wrong: Tensor, along: Tensor) -> float:
+    """By what a vector is multiplied in the gradient of one output, if people write such a number; or 0.
+
+    It is a term that was added, as of a weight decay. What a statistic is divided by is no such number.
+    """
+    if len(wrong) != 1:
+        return 0.0
+    share = float((wrong * along).sum() / along.square().sum().clamp(min=1e-300))
+    written = float(f"{share:.2g}")
+    return written if abs(share - written) <= _WRITTEN * abs(share) else 0.0
 
 
 def _of_a_weighted_sum(s: Suspect) -> str:

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from covector.diagnose.case import Case
-from covector.diagnose.rules.coupling import dimensions, unbiased
+from covector.diagnose.rules.coupling import dimensions, term_of_a_sum, unbiased
 from covector.diagnose.rules.fit import NEAR, clustered, offset, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect, listed
@@ -228,6 +228,19 @@ def constant(case: Case) -> Iterator[Observation]:
                 yield Observation(
                     text, 0.75, s.where, "a constant in the derivative, as the target of a loss"
                 )
+
+
+def term(case: Case) -> Iterator[Observation]:
+    """A multiple of the input is missing in the gradient of one output, or one too many."""
+    for s in case.suspects:
+        if s.inputs.part is None or s.inputs.part.is_complex or s.bad.numel() <= _FEW or len(s.bad) > 1:
+            continue
+        wrong, along = s.analytic - s.numeric, s.point[None]
+        share = term_of_a_sum(wrong, along)
+        if share and s.explains(s.numeric + share * along) and not s.explains(s.numeric):
+            name, size = s.inputs.part.name, f"{abs(share):.4g}"
+            what = f"lacks the term `{size} * {name}`" if share < 0 else f"has `{size} * {name}` too many"
+            yield Observation(f"the {case.noun} for {{where}} {what}", 0.93, s.where)
 
 
 def _offsets(s: Suspect) -> str:

@@ -165,9 +165,9 @@ def _reads_backwards(s: Suspect, windows: tuple[_Window, ...]) -> bool:
         expected, known = (_mirrored(s, matrix, window) for matrix in (expected, known))
     inside = known > 0
     close = (s.analytic - expected).abs() <= 4 * s.slack.max()
-    return bool(close[inside].all()) and bool(
-        inside[s.support | s.bad].double().mean() > _INSIDE ** len(windows)
-    )
+    enough = inside[s.support | s.bad].double().mean() > _INSIDE ** len(windows)
+    # What is wrong at the ends alone, where no mirror lies inside, tells nothing about the windows.
+    return bool(close[inside].all()) and bool(enough) and bool((inside & s.bad).any())
 
 
 def _mirrored(s: Suspect, matrix: Tensor, window: _Window) -> Tensor:

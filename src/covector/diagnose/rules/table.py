@@ -121,6 +121,13 @@ RULES = (
         _rules("cotangent ignored, factor, sign, zero, normalisation, two slopes, factors by place"),
     ),
     Rule(
+        "term",
+        factors.term,
+        "the gradient of a number lacks a multiple of the input, or has it in addition",
+        "a term that is added, such as a weight decay, and its factor",
+        _rules("factor, sign, zero, power, chain rule"),
+    ),
+    Rule(
         "zero",
         inputs.zero,
         "the gradient of an input is zero, differences are not",
