@@ -198,3 +198,17 @@ def test_a_derivative_of_what_moves_by_rounding_alone_is_wrong(name: str, fast: 
 
     assert covector.check(wrong, x.requires_grad_(), fast_mode=fast).outcome == "failed"
     assert covector.check(function, x, fast_mode=fast)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+def test_one_noisy_output_is_enough_to_tell_its_noise(fast: bool) -> None:
+    """A single estimate of the noise is too small by chance, for one seed in six; several are not."""
+    counts = []
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        weight, x = torch.randn(2, 300, dtype=torch.float64, generator=generator)
+        rounded = lambda x, weight=weight: (weight * ((x + 2.0**20) - 2.0**20)).sum()
+        report = covector.check(rounded, x.requires_grad_(), fast_mode=fast)
+        assert report, seed
+        counts.append(report.evaluations)
+    assert sum(count > 60 for count in counts) <= 1

@@ -105,16 +105,6 @@ class _Noise(NamedTuple):
     mixed: float
     """How far it may put an answer off."""
 
-    def is_like(self, shorter: _Noise) -> bool:
-        """Whether shorter steps show noise of the same size with other values.
-
-        What kinks, waves and truncation leave shrinks with the step; what a jump next to the point leaves
-        stays the same.
-        """
-        least = float(np.linalg.norm(self.outputs)) / constants.LOUDER
-        changed = float(np.linalg.norm(self.outputs - shorter.outputs))
-        return self.mixed <= constants.LOUDER * shorter.mixed and changed > least
-
 
 _ARRAYS = tuple(field.name for field in fields(Compared) if field.name not in ("look", "length", "taken"))
 
@@ -127,7 +117,7 @@ class Examiner:
         self.measured: np.ndarray | None = None
         """The noise of each output, if it was measured."""
 
-    def noise(self, look: Look) -> np.ndarray:
+    def rounding(self, look: Look) -> np.ndarray:
         """The bound of the rounding error of each mixed difference of a look."""
         noise = self.numeric.noise
         if self.measured is not None and look.columns is not None:
@@ -170,7 +160,7 @@ class Examiner:
 
     def examine(self, look: Look) -> Examined | None:
         """What a look shows; None if it has no steps that would show a wrong entry."""
-        noise = self.noise(look)
+        noise = self.rounding(look)
         length = self.length(look, noise)
         if length is None:
             return None
@@ -228,14 +218,11 @@ class Examiner:
 
     def _beyond_noise(self, suspects: Compared, worst: Compared) -> Compared | None:
         """What still disagrees with steps so long that the noise of the function does not matter."""
-        look, noise = suspects.look, self._noise_along(worst)
-        if not abs(suspects.off).max() <= noise.mixed:
+        noise = self._noise(suspects, worst)
+        if noise is None:
             return suspects
-        near = min(look.lengths(self.numeric.eps)[0], suspects.length / constants.NEXT_LENGTH**2)
-        shorter = self._compared(worst.look, suspects.noise[:1], near)
-        if not noise.is_like(self._noise_along(shorter)):
-            return suspects
-        self.measured, mixed = abs(noise.outputs), np.full(len(look), noise.mixed)
+        look, self.measured = suspects.look, noise.outputs
+        mixed = np.full(len(look), noise.mixed)
         length = self.length(look, mixed)
         if length is None:
             return replace(suspects, noise=np.full(len(suspects), np.inf))
@@ -245,6 +232,27 @@ class Examiner:
         worst, *others = longer.each()
         better = self._extrapolated(worst).suspects(self.tol)
         return self._still_off(others) if better is None else _joined([better, *others])
+
+    def _noise(self, suspects: Compared, worst: Compared) -> _Noise | None:
+        """The noise that explains a disagreement; None if it shrinks with the step, as no noise does.
+
+        A mistake shrinks as the step does, and kinks, waves and truncation shrink faster. What a jump next to
+        the point leaves is the same at every step. The estimate of a single output may be small by chance, so
+        much shorter steps, of three lengths, are looked at whatever it says.
+        """
+        noise, off = self._noise_along(worst), abs(suspects.off).max()
+        near = min(suspects.look.lengths(self.numeric.eps)[0], suspects.length / constants.SHORTER)
+        closer = self._compared(worst.look, suspects.noise[:1], near)
+        taken = self._longer(closer)
+        apart = np.concatenate([self._off(d, n * closer.expected) for n, d in enumerate(taken, start=1)])
+        size = abs(apart).max()
+        near_by = self._noise_along(replace(closer, taken=taken))
+        mixed = max(noise.mixed, near_by.mixed, constants.SIGMAS * float(size))
+        stays = constants.LOUDER * constants.SIGMAS * size >= max(noise.mixed, constants.SIGMAS * off)
+        jumps = not constants.LOUDER * np.ptp(apart, axis=0).max() > size
+        if jumps or not (stays and off <= mixed):
+            return None
+        return _Noise(np.maximum(abs(noise.outputs), abs(near_by.outputs)), mixed)
 
     def _noise_along(self, compared: Compared) -> _Noise:
         """The noise of the function along one direction: what is left of differences with steps s, 2s and 3s.
