@@ -32,7 +32,7 @@ unwrap_if_dead = stack.unwrap_if_dead
 
 def active() -> bool:
     """Whether any function transform (torch's or ours, vmap included) is being run, or a function traced."""
-    return tracing() or stack.peek_interpreter_stack() is not None
+    return tracing() or stack.get_dynamic_layer_stack_depth() > 0
 
 
 def _depth() -> int:
@@ -66,14 +66,9 @@ def current() -> int | None:
 
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
-    if tracing():
+    if tracing() or not stack.get_dynamic_layer_stack_depth():
         return False
-    innermost = stack.peek_interpreter_stack()
-    if innermost is None:
-        return False
-    if innermost.level() == 1:
-        return innermost.key() == _GRAD
-    return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
+    return any(level.key() == _GRAD for level in stack.get_interpreter_stack())
 
 
 def nested_batches() -> bool:

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from covector._engine import graph, levels
 from covector._engine.captured import Captured, Found, Writes, captured, writes_in_place
 from covector._engine.observe import storage_of, tensors_in
-from covector._engine.tensors import set_version, version
+from covector._engine.tensors import set_version
 
 
 class WriteRefused(Exception):
@@ -98,7 +98,7 @@ def _taken_back(found: Found, kept: list[Tensor] | None, own: _Own) -> str | Non
     """
     first = None
     for index, (tensor, name, was) in enumerate(found.tensors):
-        if version(tensor) != was and own.behind(tensor):
+        if tensor._version != was and own.behind(tensor):
             first = name if first is None else first
             if tensor.grad_fn is not None:
                 (tensor if tensor._base is None else tensor._base).detach_()
