@@ -66,7 +66,9 @@ class _Surveyed:
     def found(self) -> graph.Survey:
         """What all of these lead to."""
         for output in self._unseen:
-            self._seen |= graph.survey(output)
+            found = graph.survey(output)
+            if found is not graph.NOWHERE:
+                self._seen |= found
         self._unseen = ()
         return self._seen
 
@@ -231,7 +233,8 @@ class LevelScope(_Surveyed):
     @property
     def found(self) -> graph.Survey:
         """What all of these lead to; on a level, torch itself refuses what has a derivative `once`."""
-        return super().found._replace(once=False)
+        found = super().found
+        return found._replace(once=False) if found.once else found
 
     @property
     def records_formulas(self) -> bool:
