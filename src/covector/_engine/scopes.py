@@ -225,6 +225,9 @@ def released(tensor: Tensor) -> Tensor:
     return detached(tensor, keep_graph_of_tangent=torch.is_grad_enabled())
 
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
 class LevelScope(_Surveyed):
     """Reverse mode on a nesting level, inside another transform."""
 
@@ -244,7 +247,7 @@ class LevelScope(_Surveyed):
     def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
         since = _lasting
-        norms: AbstractContextManager[Any] = nullcontext()
+        norms = _NOTHING
         if levels.in_derivative() or levels.differentiated_from_outside(leaves):
             norms = elementary_norms()
         with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:
