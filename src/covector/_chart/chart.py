@@ -66,7 +66,7 @@ class Chart(NamedTuple):
         places, start = [], 0
         for tensor in tensors:
             dtype = tensor.dtype
-            stop = start + tensor.numel() * (2 if dtype.is_complex else 1)
+            stop = start + tensor.shape.numel() * (2 if dtype.is_complex else 1)
             places.append(Place(tensor.shape, dtype, tensor.device, start, stop, tensor.layout))
             start = stop
         return cls(tuple(places), start)
