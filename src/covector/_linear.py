@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +96,10 @@ class LinearMap:
             start = stop
         return gathered.whole()
 
+    def whole(self) -> Tensor | None:
+        """The matrix between one tensor and another, if there is a short way to it."""
+        return None
+
     def _batched(self, stacks: Tensors, randomness: str) -> Tensors:
         images = batched(self.apply, stacks, randomness)
         # With a dual level open everything is recorded, for the sake of tangents that there may be.
@@ -106,10 +109,11 @@ class LinearMap:
         return looped(self.apply, stacks)
 
     def _apply_chunk(self, stacks: Tensors, randomness: str) -> Tensors:
-        if stacks[0].shape[0] == 0:
+        count = stacks[0].shape[0]
+        if count == 0:
             one = [torch.zeros((1, *s.shape[1:]), dtype=s.dtype, device=s.device) for s in stacks]
             return [image[:0] for image in self._looped(one, randomness)]
-        if stacks[0].shape[0] == 1 or self.batching.rung == "loop":
+        if count == 1 or self.batching.rung == "loop":
             return self._looped(stacks, randomness)
         try:
             return self._batched(stacks, randomness)
@@ -147,8 +151,7 @@ class Pullback(LinearMap):
     label = "reverse mode"
 
     def __init__(self, caller: Caller, recording: reverse.Recording, arguments: Arguments) -> None:
-        super().__init__(caller)
-        self._recording, self._arguments = recording, arguments
+        self._caller, self._recording, self._arguments = caller, recording, arguments
         self.evaluation = recording.evaluation
 
     @classmethod
@@ -165,9 +168,8 @@ class Pullback(LinearMap):
     def apply(self, direction: Tensors, *, keep: bool = True) -> Tensors:
         return self._recording.pull(direction, keep=keep)
 
-    def arranged(self, pulled: Sequence[Tensor]) -> Any:
-        """What was pulled back, as a tree like the selected arguments."""
-        return self._arguments.tree_of(pulled)
+    def whole(self) -> Tensor | None:
+        return self._recording.whole()
 
     def part(self, output: int, variable: int) -> Pullback:
         """The pullback of one output to one variable, through the same graph."""

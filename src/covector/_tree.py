@@ -105,14 +105,14 @@ class Slot(NamedTuple):
 
 def _leaf_slots(count: int) -> list[Slot]:
     """The slots of a call with this many tensors and nothing else."""
-    return _SLOTS[count] if count < _FEW else [_leaf_slot(index) for index in range(count)]
+    return [_leaf_slot(index) for index in range(count)]
 
 
 def _leaf_slot(index: int) -> Slot:
     return Slot(index, index, index + 1, LEAF)
 
 
-_SLOTS = [[_leaf_slot(index) for index in range(count)] for count in range(_FEW)]
+_SLOTS = list(map(_leaf_slots, range(_FEW)))
 
 
 class Arguments:
@@ -132,7 +132,8 @@ class Arguments:
         self.selected, self.chosen, self.single = _NOTHING, (), False
         self.flat = not kwargs and _all_tensors(args)
         if self.flat:
-            self.leaves, self.slots = list(args), _leaf_slots(len(args))
+            count = len(args)
+            self.leaves, self.slots = list(args), _SLOTS[count] if count < _FEW else _leaf_slots(count)
             return
         self.leaves, self.slots = [], []
         keyed: Iterator[tuple[int | str, Any]] = chain(enumerate(args), kwargs.items())
@@ -157,11 +158,12 @@ class Arguments:
         leaves = self.leaves
         return [leaves[index] for index in self.chosen]
 
-    def rebuild(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def rebuild(self, leaves: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Positional and keyword arguments with these leaves in place of the original ones."""
         if self.flat:
-            return list(leaves), {}
-        args, kwargs = [], {}
+            return leaves, _NO_KEYWORDS
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
         for slot in self.slots:
             if isinstance(slot.key, int):
                 args.append(slot.take(leaves))

@@ -170,3 +170,38 @@ def test_forward_mode_works_where_it_was_switched_off():
         torch.testing.assert_close(covector.jvp(torch.sin, (x,), (u,))[1], x.cos() * u)
         torch.testing.assert_close(covector.jacfwd(torch.sin)(x), x.cos().diag())
         assert not torch._C._is_fwd_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["grad", "grad_and_value", "vjp", "jacrev", "hessian", "linearize"])
+def test_a_mode_of_the_caller_sees_what_the_function_does_and_no_questions(name):
+    """What is asked of captured tensors, whether they were written to, is not shown to it."""
+    seen = []
+
+    class Listener(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if any(value is weight for value in args):
+                seen.append(getattr(function, "__name__", str(function)))
+            return function(*args, **(kwargs or {}))
+
+    weight = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64)
+    with Listener():
+        CALLS[name](lambda x: (weight * x).sum(), x)
+    assert set(seen) <= {"mul", "__mul__"}
+
+
+def test_hooks_on_saved_tensors_are_the_callers_again():
+    """Inside a batch a gradient refuses them, and leaves them as they were."""
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor)
+        return tensor
+
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with pytest.raises(RuntimeError, match="saved tensor hooks"):
+                torch.vmap(covector.grad(scalar))(x.expand(2, 3))
+            seen.clear()
+            covector.grad(scalar)(x)
+            assert seen
+    torch.vmap(covector.grad(scalar))(x.expand(2, 3))

@@ -1,4 +1,4 @@
-"""The short way of `vjp` and `grad`: whatever hands over to the general way does so without a second run."""
+"""Small functions: `vjp`, `grad` and `jacrev` run them once, whatever the recording leads to."""
 
 import copy
 import gc
@@ -150,7 +150,63 @@ def test_grad_mode_is_the_callers_again(enabled):
             assert torch.is_grad_enabled() is enabled
 
 
-def test_errors_are_those_of_the_general_way():
+class Doubled(torch.autograd.Function):
+    """Twice the input, with a backward that cannot be batched."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Twice the input."""
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        """Twice the cotangent, by way of NumPy."""
+        return torch.from_numpy(2 * cotangent.numpy())
+
+
+# Functions of which a recording gives the Jacobian by one batch, and others of which there is more to ask.
+JACOBIANS = {
+    "one batch": (lambda x: x**2, torch.diag(2 * X)),
+    "a matrix": (lambda x: torch.outer(x, V), torch.einsum("ik,j->ijk", torch.eye(3, dtype=X.dtype), V)),
+    "a single number": (lambda x: x[:1] * 2, torch.tensor([[2.0, 0.0, 0.0]], dtype=X.dtype)),
+    "nothing": (lambda x: x[:0], torch.zeros(0, 3, dtype=X.dtype)),
+    "a constant": (lambda x: V * 2, torch.zeros(3, 3, dtype=X.dtype)),
+    "the input itself": (lambda x: x, torch.eye(3, dtype=X.dtype)),
+    "a captured tensor that requires grad": (lambda x: x * WEIGHT, torch.diag(WEIGHT.detach())),
+    "another captured tensor alone": (lambda x: V * WEIGHT, torch.zeros(3, 3, dtype=X.dtype)),
+    "a tuple of one": (lambda x: (x**2,), (torch.diag(2 * X),)),
+}
+
+
+@pytest.mark.parametrize("verb", [covector.jacrev, covector.jacobian, covector.jacfwd])
+@pytest.mark.parametrize("use", JACOBIANS.values(), ids=JACOBIANS)
+def test_jacobians(use, verb):
+    """The function is run once by reverse mode; without an outer derivative the result has no graph."""
+    function, expected = use
+    counted = Counted(function)
+    got = verb(counted)(X)
+    torch.testing.assert_close(got, expected)
+    assert covector.jacfwd is verb or counted.runs == 1
+    with torch.no_grad():
+        torch.testing.assert_close(verb(function)(X), expected)
+
+
+def test_a_jacobian_stays_connected_to_what_the_function_captures():
+    """d/dw of the sum of d/dx w x is one for each element."""
+    rows = covector.jacrev(lambda x: WEIGHT * x)(X)
+    assert torch.equal(torch.autograd.grad(rows.sum(), WEIGHT)[0], torch.ones_like(WEIGHT))
+
+
+def test_a_jacobian_whose_rows_cannot_be_batched():
+    """It is made row by row, from the same run, and says so."""
+    counted = Counted(Doubled.apply)
+    with pytest.warns(covector.errors.BatchingWarning, match="one by one"):
+        rows = covector.jacrev(counted)(X)
+    assert torch.equal(rows, 2 * torch.eye(3, dtype=X.dtype))
+    assert counted.runs == 1
+
+
+def test_errors_name_the_function_and_the_output():
     """A cotangent of another shape, an output that is no scalar."""
     _, vjp_fn = covector.vjp(torch.sin, X)
     with pytest.raises(ArgumentValueError, match=r"vjp\(sin\): the cotangent for output must be like it"):

@@ -78,9 +78,11 @@ class Place(NamedTuple):
 
     def from_real(self, coordinates: Tensor) -> Tensor:
         """The tensor with these coordinates, given with or without leading batch axes."""
-        lead = coordinates.shape[:-1]
         if self.layout is torch.strided and self.dtype.is_floating_point:
-            return coordinates if len(self.shape) == 1 else coordinates.reshape((*lead, *self.shape))
+            if len(self.shape) == 1:
+                return coordinates
+            return coordinates.reshape((*coordinates.shape[:-1], *self.shape))
+        lead = coordinates.shape[:-1]
         real = coordinates.reshape((*lead, *self.real_shape))
         if is_opaque(self):
             return real.to_mkldnn()

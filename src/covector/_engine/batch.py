@@ -22,8 +22,7 @@ def batched(apply: Apply, stacks: Sequence[Tensor], randomness: str) -> list[Ten
         # A function: of a bound method, dynamo of torch 2.9 cannot read the name.
         return torch.vmap(lambda some: apply(some), randomness=randomness)(list(stacks))
     with BatchLevel(stacks[0].shape[0], randomness) as level:
-        results = apply([level.hide(stack) for stack in stacks])
-        return [level.show(result) for result in results]
+        return list(map(level.show, apply(list(map(level.hide, stacks)))))
 
 
 def batched_values(apply: Apply, stacks: Sequence[Tensor]) -> list[Tensor]:

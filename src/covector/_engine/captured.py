@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Module
 
-from covector._engine.tensors import version
 from covector.errors import Caller
 
 # Code of these is not the user's: it writes nothing that has a graph to a tensor that it keeps.
@@ -69,24 +68,26 @@ _MOST = 1000
 
 def captured(function: Any) -> Found:
     """The tensors in a function's closure, defaults and globals, and in modules and containers there."""
-    writes = _writes_of_closed(function) if type(function) is FunctionType else None
-    if writes is not None:
-        return _NONE[writes]
-    search = _Search(function)
-    found: list[Captured] = []
+    if type(function) is FunctionType and id(function.__code__) not in _with_more:
+        writes = _writes_of_closed(function)
+        if writes is not None:
+            return _NONE[writes]
+        _with_more.add(id(function.__code__))
+    search = _Search()
+    search.add(function, "", 0)
     seen = set()
-    for value, name, depth in search.pending:  # it grows on the way
-        if isinstance(value, Tensor):
-            if not value.is_inference():
-                found.append(Captured(value, name, version(value)))
-        elif id(value) not in seen:
+    for look, value, name, depth in search.pending:  # it grows on the way
+        if id(value) not in seen:
             seen.add(id(value))
-            look = _look_of(value)
-            if look is not None:
-                look(value, name, depth, search)
+            look(value, name, depth, search)
             if len(seen) > _MOST:
-                return Found(found, Writes.UNNOTICED)
-    return Found(found, search.writes)
+                return Found(search.tensors, Writes.UNNOTICED)
+    return Found(search.tensors, search.writes)
+
+
+# Code (by its id, while it is known) of functions that had more from outside when they were met: to ask again
+# takes longer than the search.
+_with_more: set[int] = set()
 
 
 def _writes_of_closed(function: FunctionType, depth: int = 0) -> Writes | None:
@@ -108,15 +109,27 @@ def _writes_of_closed(function: FunctionType, depth: int = 0) -> Writes | None:
 
 
 class _Search:
-    """What is still to be looked at (a value, its name, how many containers it is in); what code does."""
+    """The tensors that were met; what is still to be looked into, and how; and what code does."""
 
-    __slots__ = ("pending", "writes")
+    __slots__ = ("pending", "tensors", "writes")
 
-    def __init__(self, start: Any) -> None:
-        self.pending: list[tuple[Any, str, int]] = [(start, "", 0)]
+    def __init__(self) -> None:
+        self.tensors: list[Captured] = []
+        self.pending: list[tuple[Look, Any, str, int]] = []
         self.writes = Writes.NONE
 
-    def add(self, writes: Writes) -> None:
+    def add(self, value: Any, name: str, depth: int) -> None:
+        """Add a value, by its name and the number of containers that it is in."""
+        look = _looks.get(type(value), _unknown)
+        if look is _unknown:
+            look = _looks[type(value)] = _look_for(value)
+        if look is _tensor:
+            if not value.is_inference():
+                self.tensors.append(Captured(value, name, value._version))
+        elif look is not None:
+            self.pending.append((look, value, name, depth))
+
+    def wrote(self, writes: Writes) -> None:
         """Add what some of the code does."""
         if writes > self.writes:
             self.writes = writes
@@ -163,6 +176,7 @@ def _code_of(function: FunctionType) -> _Code:
     if known is None:
         if len(_known) > _MOST_KNOWN:
             _known.clear()
+            _with_more.clear()
         found = _NOTHING if _is_library(function.__globals__.get("__name__")) else _read(code)
         known = _known[id(code)] = (code, found)
     return known[1]
@@ -239,23 +253,21 @@ Look = Callable[[Any, str, int, _Search], None]
 
 def _into_function(function: FunctionType, name: str, depth: int, search: _Search) -> None:
     code = _code_of(function)
-    search.add(code.writes)
+    search.wrote(code.writes)
     outside = function.__globals__
     for key in code.globals:
         value = outside.get(key)
-        if type(value) is ModuleType:
-            if not _is_library(value.__name__):
-                _into_items(_members(value, code.attributes, set()), f"{key}.", depth, search)
-        elif value is not None and _look_of(value) is not None:
-            search.pending.append((value, key, depth))
+        if type(value) is not ModuleType:
+            search.add(value, key, depth)
+        elif not _is_library(value.__name__):
+            _into_items(_members(value, code.attributes, set()), f"{key}.", depth, search)
     if function.__closure__:
         for key, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:  # nothing was bound to the name yet
                 continue
-            if _look_of(value) is not None:
-                search.pending.append((value, key, depth))
+            search.add(value, key, depth)
     if code is _NOTHING:
         return  # what a library gives its own parameters is not the user's
     if function.__defaults__:
@@ -280,8 +292,8 @@ def _members(
 
 def _into_items(items: Iterable[tuple[Any, Any]], name: str, depth: int, search: _Search) -> None:
     for key, value in items:
-        if _look_of(value) is not None:
-            search.pending.append((value, f"{name}{key}", depth))
+        if _looks.get(type(value), _unknown) is not None:
+            search.add(value, f"{name}{key}", depth)
 
 
 def _into_sequence(values: Sequence[Any], name: str, depth: int, search: _Search) -> None:
@@ -303,12 +315,12 @@ def _into_module(module: Module, name: str, depth: int, search: _Search) -> None
             _into_items((("a hook", hook) for hook in hooks.values()), prefix, depth, search)
     if _is_torch(type(module)):
         return  # torch's own modules write nothing that has a graph
-    search.add(_class_writes(type(module)))
+    search.wrote(_class_writes(type(module)))
     for key, value in held.items():
         if key in ("_buffers", "_parameters"):
             _into_items(value.items(), prefix, depth, search)
         elif isinstance(value, Tensor):
-            search.pending.append((value, prefix + key, depth))
+            search.add(value, prefix + key, depth)
 
 
 def _is_torch(kind: type) -> bool:
@@ -321,7 +333,7 @@ def _into_object(value: Any, name: str, depth: int, search: _Search) -> None:
         tensors = ((k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Tensor))
         _into_items(tensors, prefix, depth, search)
         return
-    search.add(_class_writes(type(value)))
+    search.wrote(_class_writes(type(value)))
     if depth < _DEEPEST:
         _into_items(getattr(value, "__dict__", {}).items(), prefix, depth + 1, search)
         slots = ((key, getattr(value, key, None)) for key in slots_of(type(value)))
@@ -336,29 +348,30 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 def _into_class(kind: type, name: str, depth: int, search: _Search) -> None:
     if not _is_library(kind.__module__):
-        search.add(_class_writes(kind))
+        search.wrote(_class_writes(kind))
         attributes = ((k, v) for k, v in vars(kind).items() if not isinstance(v, FunctionType))
         _into_items(attributes, f"{name}.", depth, search)
 
 
 def _into_method(method: MethodType, name: str, depth: int, search: _Search) -> None:
-    search.pending += ((method.__self__, "self", depth), (method.__func__, name, depth))
+    search.add(method.__self__, "self", depth)
+    search.add(method.__func__, name, depth)
 
 
 def _into_operation(operation: Any, name: str, depth: int, search: _Search) -> None:
     if writes_in_place(operation.__name__):
-        search.add(Writes.UNNOTICED if operation.__name__ in _PAST_THE_GRAPH else Writes.NOTICED)
+        search.wrote(Writes.UNNOTICED if operation.__name__ in _PAST_THE_GRAPH else Writes.NOTICED)
     owner = getattr(operation, "__self__", None)
     if isinstance(owner, Tensor):
-        search.pending.append((owner, f"the tensor of {name}", depth))
+        search.add(owner, f"the tensor of {name}", depth)
 
 
 def _into_caller(caller: Caller, name: str, depth: int, search: _Search) -> None:
-    search.pending.append((caller.function, name, depth))  # a function in the closure of a transform
+    search.add(caller.function, name, depth)  # a function in the closure of a transform
 
 
 def _into_partial(made: Any, name: str, depth: int, search: _Search) -> None:
-    search.pending.append((made.func, name, depth))
+    search.add(made.func, name, depth)
     _into_items(
         (("an argument of a partial", v) for v in (*made.args, *made.keywords.values())), "", depth, search
     )
@@ -372,12 +385,8 @@ def _tensor(value: Any, name: str, depth: int, search: _Search) -> None:
 _looks: dict[type, Look | None] = {}
 
 
-def _look_of(value: Any) -> Look | None:
-    try:
-        return _looks[type(value)]
-    except KeyError:
-        look = _looks[type(value)] = _look_for(value)
-        return look
+def _unknown(value: Any, name: str, depth: int, search: _Search) -> None:
+    """How to look into values of this type is not known yet."""
 
 
 def _look_for(value: Any) -> Look | None:

@@ -129,19 +129,20 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
     for output in found:
         # Others than strided tensors have no tangent.
         primal, tangent = _unpack_dual(output, level=0) if is_strided(output) else (output, None)
+        if level is not None:
+            primal = levels.unwrap(primal, level)
+            tangent = None if tangent is None else levels.unwrap(tangent, level)
         outputs.append(primal)
         tangents.append(tangent)
     if aux:
-        aux = [_primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in aux]
-    if level is not None:
-        outputs, tangents, aux = (
-            [_left(value, level) for value in each] for each in (outputs, tangents, aux)
-        )
+        aux = [_left(leaf, level) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), tangents)
 
 
-def _left(value: Any, level: int) -> Any:
-    return levels.unwrap(value, level) if isinstance(value, Tensor) else value
+def _left(leaf: Tensor, level: int | None) -> Tensor:
+    """The tensor without its tangent, as it may leave the level, if it was on one."""
+    primal = _primal(leaf)
+    return primal if level is None else levels.unwrap(primal, level)
 
 
 def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:

@@ -17,14 +17,20 @@ from torch._C import _functorch as stack
 from torch._functorch import eager_transforms as peer
 from torch._functorch.vmap import lazy_load_decompositions
 from torch.autograd import forward_ad
-from torch.autograd.graph import disable_saved_tensors_hooks
 
 from covector._engine.compiled import tracing
 
-_GRAD = stack.TransformType.Grad
-_BATCH = stack.TransformType.Vmap
-_DERIVATIVES = (_GRAD, stack.TransformType.Jvp)
 
+def _number(kind: Any) -> int:
+    """A kind of level as a number: to compare these takes a fifth of the time."""
+    return int(kind)
+
+
+_GRAD = _number(stack.TransformType.Grad)
+_BATCH = _number(stack.TransformType.Vmap)
+_DERIVATIVES = frozenset([_GRAD, _number(stack.TransformType.Jvp)])
+
+_hooks = torch._C._autograd
 wrap = stack._wrap_for_grad
 unwrap = stack._unwrap_for_grad
 unwrap_if_dead = stack.unwrap_if_dead
@@ -32,7 +38,7 @@ unwrap_if_dead = stack.unwrap_if_dead
 
 def active() -> bool:
     """Whether any function transform (torch's or ours, vmap included) is being run, or a function traced."""
-    return tracing() or stack.peek_interpreter_stack() is not None
+    return tracing() or stack.get_dynamic_layer_stack_depth() > 0
 
 
 def _depth() -> int:
@@ -45,9 +51,14 @@ def _depth() -> int:
 _depth._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _kinds() -> list[int]:
+    """The kind of each level, from the outermost on."""
+    return [_number(level.key()) for level in stack.get_interpreter_stack() or ()]
+
+
 def gradients_around() -> int:
     """How many levels of reverse mode there are around the innermost one, while dynamo traces."""
-    return sum(level.key() == _GRAD for level in (stack.get_interpreter_stack() or ())[:-1])
+    return _kinds()[:-1].count(_GRAD)
 
 
 gradients_around._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -66,19 +77,14 @@ def current() -> int | None:
 
 def recording() -> bool:
     """Whether an enclosing reverse-mode level would have to record what is computed now."""
-    if tracing():
+    if tracing() or not stack.get_dynamic_layer_stack_depth():
         return False
-    innermost = stack.peek_interpreter_stack()
-    if innermost is None:
-        return False
-    if innermost.level() == 1:
-        return innermost.key() == _GRAD
-    return any(level.key() == _GRAD for level in stack.get_interpreter_stack() or ())
+    return _GRAD in _kinds()
 
 
 def nested_batches() -> bool:
     """Whether there is a batching level inside another one."""
-    return sum(level.key() == _BATCH for level in stack.get_interpreter_stack() or ()) > 1
+    return _kinds().count(_BATCH) > 1
 
 
 def batches(tensor: Tensor) -> set[int]:
@@ -106,16 +112,16 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
 
 def in_derivative() -> bool:
     """Whether there is a level of forward or reverse mode."""
-    return any(level.key() in _DERIVATIVES for level in stack.get_interpreter_stack() or ())
+    return not _DERIVATIVES.isdisjoint(_kinds())
 
 
 def differentiated_from_outside(tensors: Iterable[Any]) -> bool:
     """Whether what is computed with these is in a batch, and differentiated outside of that batch."""
-    around, inner = list(stack.get_interpreter_stack() or ()), False
-    for level in reversed(around):
-        if level.key() == _BATCH:
+    inner = False
+    for kind in reversed(_kinds()):
+        if kind == _BATCH:
             inner = True
-        elif inner and level.key() in _DERIVATIVES:
+        elif inner and kind in _DERIVATIVES:
             return True
     bare = [innermost(tensor) for tensor in tensors if isinstance(tensor, Tensor)] if inner else []
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bare)
@@ -182,22 +188,34 @@ class GradMode:
 class GradLevel:
     """A level on which reverse mode records; `number` tells it from the others."""
 
-    __slots__ = ("_hooks", "number")
+    __slots__ = ("_before", "number")
 
     def __enter__(self) -> Self:
         # A saved-tensor hook would see the wrapped tensors of this level and outlive it.
-        self._hooks = disable_saved_tensors_hooks(
-            "saved tensor hooks (activation checkpointing among them) do not work in a reverse-mode "
-            "transform that is nested in another transform; use the transform at top level, or leave "
-            "the hooks out."
-        )
-        self._hooks.__enter__()
+        # What `torch.autograd.graph.disable_saved_tensors_hooks` does, without a generator.
+        self._before = _hooks._saved_tensors_hooks_get_disabled_error_message()
+        try:
+            _hooks._saved_tensors_hooks_disable(
+                "saved tensor hooks (activation checkpointing among them) do not work in a reverse-mode "
+                "transform that is nested in another transform; use the transform at top level, or leave "
+                "the hooks out."
+            )
+        except RuntimeError:  # there are some; it is disabled all the same
+            self._allow_hooks()
+            raise
         self.number = stack._grad_increment_nesting()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         stack._grad_decrement_nesting()
-        self._hooks.__exit__(None, None, None)
+        self._allow_hooks()
+
+    def _allow_hooks(self) -> None:
+        """Hooks as before."""
+        if self._before is None:
+            _hooks._saved_tensors_hooks_enable()
+        else:
+            _hooks._saved_tensors_hooks_disable(self._before)
 
     def variable(self, tensor: Tensor) -> Tensor:
         """A wrapped tensor of this level, to be differentiated by."""

@@ -32,7 +32,11 @@ class Recording(NamedTuple):
 
     def pull(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor]:
         """J^T v: one cotangent per output to one per variable; zeros where there is no path."""
-        return self.filled(_reach(self.scope, self.outputs, cotangents, self.variables, keep=keep))
+        pulled = _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
+        for value in pulled:
+            if value is None:
+                return self.filled(pulled)
+        return pulled  # type: ignore[return-value]
 
     def filled(self, pulled: list[Tensor | None]) -> list[Any]:
         """What was pulled back, with zeros where there is no path."""
@@ -44,6 +48,33 @@ class Recording(NamedTuple):
     def reach(self, cotangents: Sequence[Tensor], *, keep: bool = True) -> list[Tensor | None]:
         """J^T v, with None where there is no path."""
         return _reach(self.scope, self.outputs, cotangents, self.variables, keep=keep)
+
+    def whole(self) -> Tensor | None:
+        """The Jacobian between the only output and the only variable, its rows in one batch.
+
+        None where there is more to ask than whether a batch goes through the graph: of several tensors, of
+        what else the graph leads to, of somebody around who records, of an operation that cannot be batched.
+        """
+        _, outputs, variables, scope = self
+        if len(outputs) != 1 or len(variables) != 1 or type(scope) is not PlainScope:
+            return None
+        if scope.found is not graph.NOWHERE or scope.must_record(()):
+            return None
+        shape = outputs[0].shape
+        count = shape.numel()
+        if count < 2:
+            return None
+        basis = torch.eye(count, dtype=outputs[0].dtype, device=outputs[0].device)
+        try:
+            with levels.BatchLevel(count, "error") as level:
+                along = (level.hide(basis.reshape(count, *shape)),)
+                (pulled,) = graph.backward(outputs, along, variables, keep=True, record=False)
+                if pulled is None:
+                    return None
+                rows = level.show(pulled)
+        except (RuntimeError, TypeError):
+            return None
+        return rows.reshape(*shape, *variables[0].shape)
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
@@ -141,11 +172,7 @@ def record(
 ) -> Recording:
     """Run the function once on these leaves and keep the graph that leads to the chosen ones."""
     scope = scope_here(at_top)
-    return recorded(scope, scope.run(run, leaves, chosen))
-
-
-def recorded(scope: Scope, evaluation: Evaluation) -> Recording:
-    """The recording of a run in this scope."""
+    evaluation = scope.run(run, leaves, chosen)
     return Recording(_closed(scope, evaluation), evaluation.outputs, scope.variables, scope)
 
 

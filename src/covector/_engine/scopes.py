@@ -45,7 +45,7 @@ def is_simple(args: Sequence[Any]) -> bool:
     for value in args:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return False
-        if value.requires_grad or value.is_inference():
+        if value.requires_grad or value.is_inference() or value.layout is not torch.strided:
             return False
     return bool(args)
 
@@ -78,7 +78,9 @@ class _Surveyed:
     def found(self) -> graph.Survey:
         """What all of these lead to."""
         for output in self._unseen:
-            self._seen |= graph.survey(output)
+            found = graph.survey(output)
+            if found is not graph.NOWHERE:
+                self._seen |= found
         self._unseen = ()
         return self._seen
 
@@ -235,6 +237,9 @@ def released(tensor: Tensor) -> Tensor:
     return detached(tensor, keep_graph_of_tangent=torch.is_grad_enabled())
 
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
 class LevelScope(_Surveyed):
     """Reverse mode on a nesting level, inside another transform."""
 
@@ -243,7 +248,8 @@ class LevelScope(_Surveyed):
     @property
     def found(self) -> graph.Survey:
         """What all of these lead to; on a level, torch itself refuses what has a derivative `once`."""
-        return super().found._replace(once=False)
+        found = super().found
+        return found._replace(once=False) if found.once else found
 
     @property
     def records_formulas(self) -> bool:
@@ -253,7 +259,7 @@ class LevelScope(_Surveyed):
     def run(self, function: Callable[[list[Any]], T], leaves: Sequence[Any], chosen: Sequence[int]) -> T:
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
         since = _lasting
-        norms: AbstractContextManager[Any] = nullcontext()
+        norms = _NOTHING
         if levels.in_derivative() or levels.differentiated_from_outside(leaves):
             norms = elementary_norms()
         with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:

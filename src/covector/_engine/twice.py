@@ -109,21 +109,22 @@ class RightRules(_Instead):
     torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
     """
 
-    __slots__ = ("_refused", "acted")
+    __slots__ = ("acted",)
 
     def __init__(self, *, nested: bool) -> None:
         super().__init__(_NESTED if nested else _RIGHT)
-        self._refused = _WRONG | _SINGLE if nested else _WRONG
         self.acted = False
         """Whether an operation with a wrong rule was called."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it; or refuse."""
-        if function in self._refused:
+        instead = self._instead.get(function)
+        if instead is not None:
             self.acted = True
-            raise NoRightRule(function.__name__, nested=function in _SINGLE)
-        self.acted = self.acted or function in self._instead
-        return super().__torch_function__(function, types, args, kwargs)
+            if instead is NoRightRule:
+                raise NoRightRule(function.__name__, nested=function in _SINGLE)
+            function = instead
+        return function(*args, **kwargs) if kwargs else function(*args)
 
 
 # The rule of the inverse multiplies in the wrong order (torch 2.13).
@@ -139,8 +140,11 @@ def _in_one_piece(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
     return functional.linear_cross_entropy(*args, **kwargs)
 
 
-_RIGHT: dict[Any, Any] = dict.fromkeys(named("linear_cross_entropy"), _in_one_piece)
-_NESTED = {**_RIGHT, **NORMS}
+_RIGHT: dict[Any, Any] = {
+    **dict.fromkeys(_WRONG, NoRightRule),
+    **dict.fromkeys(named("linear_cross_entropy"), _in_one_piece),
+}
+_NESTED = {**_RIGHT, **dict.fromkeys(_SINGLE, NoRightRule), **NORMS}
 
 
 def elementary_norms() -> AbstractContextManager[Any]:

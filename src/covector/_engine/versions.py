@@ -64,6 +64,9 @@ NEEDED = (
     "torch._remove_batch_dim",
     # modes, and forward mode without a level
     "torch._C.DisableTorchFunction",
+    "torch._C._autograd._saved_tensors_hooks_disable",
+    "torch._C._autograd._saved_tensors_hooks_enable",
+    "torch._C._autograd._saved_tensors_hooks_get_disabled_error_message",
     "torch._C._enter_dual_level",
     "torch._C._exit_dual_level",
     "torch._C._is_fwd_grad_enabled",

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from covector._engine import graph, levels
 from covector._engine.captured import Captured, Found, Writes, captured, writes_in_place
 from covector._engine.observe import storage_of, tensors_in
-from covector._engine.tensors import set_version, version
+from covector._engine.tensors import set_version
 
 
 class WriteRefused(Exception):
@@ -38,10 +38,12 @@ def run_watched(
         WriteRefused: it wrote what depends on the variables to a captured tensor. An error that it raised
             itself after that is the cause.
     """
-    found = captured(function)
-    if not found.tensors:
+    with torch._C.DisableTorchFunction():  # which the function is not called with
+        found = captured(function)
+        own = _Own(variables) if found.tensors else None
+    if own is None:
         return function(*args, **kwargs)
-    own, kept = _Own(variables), _kept(found) if found.writes else None
+    kept = _kept(found) if found.writes else None
     try:
         if found.writes is Writes.UNNOTICED or (found.writes and kept is None):
             with _Guard(found.tensors, own) as guard:
@@ -96,9 +98,12 @@ def _taken_back(found: Found, kept: list[Tensor] | None, own: _Own) -> str | Non
 
     Our graph is taken off it, a tangent goes with its level; its numbers are put back if they were kept.
     """
+    with torch._C.DisableTorchFunction():
+        changed = [index for index, (tensor, _, was) in enumerate(found.tensors) if tensor._version != was]
     first = None
-    for index, (tensor, name, was) in enumerate(found.tensors):
-        if version(tensor) != was and own.behind(tensor):
+    for index in changed:
+        tensor, name, was = found.tensors[index]
+        if own.behind(tensor):
             first = name if first is None else first
             if tensor.grad_fn is not None:
                 (tensor if tensor._base is None else tensor._base).detach_()

@@ -70,7 +70,7 @@ class MatrixJob:
     def _images(self, span: Span) -> list[Tensor]:
         problem = self.make(Question(self.caller, self.request, self.args, self.kwargs))
         derivative, pace = paced(problem, self.mode, self.request)
-        over = problem.inputs() if self.mode == "forward" else problem.outputs(derivative.evaluation.outputs)
+        over = problem.inputs if self.mode == "forward" else problem.outputs(derivative.evaluation.outputs)
         part = _Part(over, span)
         return derivative.matrix(part, chunk_size=None, randomness=self.request.randomness, pace=pace)
 

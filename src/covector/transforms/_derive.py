@@ -17,13 +17,14 @@ from covector._engine import levels
 from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.memory import NoZeroProducts, Watch
 from covector._engine.messages import writes_to_leaf
+from covector._engine.reverse import Recording, record
 from covector._lazy import Remembered
-from covector._linear import LinearMap, NoForwardRule
-from covector._tree import Evaluation
+from covector._linear import LinearMap, NoForwardRule, Pullback
+from covector._tree import LEAF, Evaluation, flatten
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
+from covector.transforms._door import called
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
-from covector.transforms._pullback import ShortPullback
 from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
 
 Choose = Callable[[int, int], tuple[str, str]]
@@ -50,11 +51,10 @@ def jacobian_of(
     caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Plan]:
     """The Jacobian that a verb asks for, as its caller gets it, and how it was computed."""
-    pullback = None
-    again = _was_tall(caller, request)
+    recording, again = None, _was_tall(caller, request)
     if not again and request.is_plain(args, kwargs):
-        pullback = _short_pullback(caller, request, args)
-        found = None if pullback is None else _short_rows(pullback, request, args)
+        recording = _plain_recording(caller, request, args)
+        found = None if recording is None else _at_once(recording, request)
         if found is not None:
             return found
     question = Question(caller, request, args, kwargs)
@@ -62,9 +62,41 @@ def jacobian_of(
         from covector.transforms._blocks import in_blocks
 
         return in_blocks(question, args, kwargs, attrgetter("problem"), by_sizes, order=1)
-    derived = _tall_again(question.problem, request) if again else None
-    derived = derived or derive(question.problem, request, pullback=pullback)
+    problem = question.problem
+    pullback = None if recording is None else Pullback(caller, recording, problem.arguments)
+    derived = _tall_again(problem, request) if again else None
+    derived = derived or derive(problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
+
+
+def _plain_recording(caller: Caller, request: Request, args: Sequence[Any]) -> Recording | None:
+    """One run on the caller's tensors; None if the function works in place and is to be given copies.
+
+    With small functions, to bind, rebuild and check arguments takes as long as the operations.
+    """
+
+    def run(leaves: list[Any]) -> Evaluation:
+        returned = called(caller, leaves, {}, leaves)
+        evaluation = Evaluation(*flatten(returned), [], None)
+        accept_real(caller, evaluation)
+        return evaluation
+
+    try:
+        return record(run, args, (cast(int, request.argnums),))
+    except RuntimeError as error:
+        if not (request.copies and writes_to_leaf(error)):
+            raise
+    return None
+
+
+def _at_once(recording: Recording, request: Request) -> tuple[Tensor, Plan] | None:
+    """The Jacobian as the caller gets it, if it is one tensor that the recording gives as it is."""
+    if recording.evaluation.spec is not LEAF:
+        return None
+    outputs, inputs = recording.outputs[0].shape.numel(), recording.variables[0].shape.numel()
+    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, ASKED)
+    block = recording.whole() if mode == "reverse" else None
+    return None if block is None else (block, Plan(mode, outputs, inputs, outputs, reason))
 
 
 def asking(caller: Caller, request: Request) -> Callable[..., Any]:
@@ -104,26 +136,6 @@ def _answered(
     return answer(caller, request, args, kwargs)
 
 
-def _short_pullback(caller: Caller, request: Request, args: Sequence[Any]) -> ShortPullback | None:
-    """One run on leaves of its own; None if the function works in place and is to be given copies."""
-    try:
-        return ShortPullback(caller, args, (request.argnums,), accept_real)
-    except RuntimeError as error:
-        if not (request.copies and writes_to_leaf(error)):
-            raise
-    return None
-
-
-def _short_rows(pullback: ShortPullback, request: Request, args: Sequence[Any]) -> tuple[Tensor, Plan] | None:
-    """The Jacobian by one tensor in one batch of rows, if nothing more is to be looked at."""
-    if not pullback.simple:
-        return None
-    outputs, inputs = pullback.evaluation.outputs[0].numel(), args[cast(int, request.argnums)].numel()
-    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, ASKED)
-    rows = pullback.rows() if mode == "reverse" else None
-    return None if rows is None else (rows, Plan(mode, outputs, inputs, outputs, reason))
-
-
 # Functions with so many outputs that forward mode was chosen. Asked again, they are not run to count these,
 # if there are so few inputs that a wrong expectation costs little.
 _tall = Remembered()
@@ -140,7 +152,7 @@ def _was_tall(caller: Caller, request: Request) -> bool:
 
 def _tall_again(problem: Problem, request: Request) -> Derived | None:
     """The Jacobian by forward mode; None if that would not have been chosen this time."""
-    inputs = problem.inputs().size
+    inputs = problem.inputs.size
     if inputs > _FEW_INPUTS:
         return None
     try:
@@ -163,7 +175,7 @@ def derive(
         pullback = problem.pullback()
     if request.mode == "reverse":
         return by_rows(problem, pullback, request, ASKED)
-    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
+    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs
     mode, reason = choose(outputs.size, inputs.size)
     if mode == "forward" and choose is by_sizes and worth_a_trial(outputs.size, inputs.size):
         mode, reason = (mode, reason) if levels.active() else _by_trial(problem, pullback, outputs, inputs)
@@ -229,7 +241,14 @@ def by_rows(
     problem: Problem, pullback: LinearMap, request: Request, reason: str, pace: Budget | None = None
 ) -> Derived:
     """The Jacobian by reverse mode."""
-    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs()
+    if pace is None and request.chunk_size is None and problem.samples is None:
+        block = pullback.whole()
+        if block is not None:
+            evaluation = pullback.evaluation
+            count = evaluation.outputs[0].shape.numel()
+            plan = Plan("reverse", count, block.shape.numel() // count, count, reason)
+            return Derived([[block]], evaluation, plan)
+    outputs, inputs = problem.outputs(pullback.evaluation.outputs), problem.inputs
     rows = pullback.matrix(outputs, chunk_size=request.chunk_size, randomness=request.randomness, pace=pace)
     blocks = [[_row_block(stack, place, problem.samples) for stack in rows] for place in outputs.places]
     if problem.samples is not None:
@@ -253,7 +272,7 @@ def by_columns(
     problem: Problem, forward: LinearMap, request: Request, reason: str, pace: Budget | None = None
 ) -> Derived:
     """The Jacobian by forward mode."""
-    inputs = problem.inputs()
+    inputs = problem.inputs
     # Inside a batch an in-place operation needs tangents that belong to the batch.
     like = problem.arguments.primals() if levels.active() else None
     columns = forward.matrix(
@@ -377,5 +396,5 @@ def sized(problem: Problem, *, measured: bool) -> Sizes:
     dtype = torch.bool
     for tensor in (*evaluation.outputs, *arguments.primals()):
         dtype = torch.promote_types(dtype, tensor.dtype)
-    outputs, inputs = problem.outputs(evaluation.outputs), problem.inputs()
+    outputs, inputs = problem.outputs(evaluation.outputs), problem.inputs
     return Sizes(evaluation, outputs, inputs, dtype, watch.total, drew)

@@ -77,7 +77,8 @@ def check_function(verb: str, function: Any) -> Caller:
             f"{verb}: the first argument must be a function, got {summary(function)}. "
             f"Write {verb}(f)(x), not {verb}(f(x))."
         )
-    refuse_class(verb, function)
+    if isinstance(function, type):
+        refuse_class(verb, function)
     return Caller(verb, function)
 
 
@@ -177,7 +178,12 @@ def runner(caller: Caller, arguments: Arguments, accept: Accept, *, has_aux: boo
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = arguments.rebuild(leaves)
         returned = called(caller, args, kwargs, list(map(leaves.__getitem__, arguments.chosen)))
-        evaluation = _with_aux(caller, returned) if has_aux else Evaluation(*flatten(returned), [], None)
+        if has_aux:
+            evaluation = _with_aux(caller, returned)
+        elif isinstance(returned, Tensor):
+            evaluation = Evaluation([returned], LEAF, [], None)
+        else:
+            evaluation = Evaluation(*flatten(returned), [], None)
         accept(caller, evaluation)
         return evaluation
 
@@ -249,6 +255,9 @@ def accept_tensors(caller: Caller, evaluation: Evaluation) -> None:
 
 def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
     """The function returned floating-point or complex tensors and nothing else."""
+    first = evaluation.outputs[0] if evaluation.spec is LEAF else None
+    if isinstance(first, Tensor) and first.is_floating_point():
+        return
     accept_tensors(caller, evaluation)
     for position, output in enumerate(evaluation.outputs):
         if not (output.is_floating_point() or output.is_complex()):
@@ -278,8 +287,8 @@ def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
             f"{caller}: the function must return one scalar tensor, got {summary(evaluation.value())}. "
             + _hint_on_scalars(evaluation.value())
         )
-    shape = tuple(outputs[0].shape)
-    if shape:
+    if outputs[0].dim():
+        shape = tuple(outputs[0].shape)
         raise OutputError(
             f"{caller}: the function must return a scalar (a tensor of shape ()), got shape {shape}. "
             f"Reduce it (.sum() or .mean()); or use {_JACOBIANS.get(caller.verb, 'jacrev/jacfwd')} for the "

@@ -11,6 +11,7 @@ from covector._chart import Chart, Repeated
 from covector._engine.messages import writes_to_leaf
 from covector._engine.scopes import Run, is_simple
 from covector._engine.tensors import refuses_writes
+from covector._lazy import lazy
 from covector._linear import LinearMap, Pullback, Pushforward
 from covector._tree import Argnames, Argnums, Arguments, Evaluation, unflatten
 from covector.errors import ArgumentValueError, Caller
@@ -79,10 +80,9 @@ class Request(NamedTuple):
 
     def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether nothing more is asked for than rows by one of several tensors, which need no copies."""
-        if self.mode == "forward" or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
+        if kwargs or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
             return False
-        alone = not self.copies or len(args) == 1
-        return alone and self[1:] in _PLAIN and not kwargs and is_simple(args)
+        return (not self.copies or len(args) == 1) and self[1:] in _PLAIN and is_simple(args)
 
     def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
@@ -106,14 +106,15 @@ def accept_real(caller: Caller, evaluation: Evaluation) -> None:
     check_dtypes(caller, evaluation.outputs, None, lambda: output_paths(evaluation))
 
 
-class Problem(NamedTuple):
+class Problem:
     """A function of real tensors on flat leaves, the point, and who asked."""
 
-    caller: Caller
-    arguments: Arguments
-    run: Run
-    samples: Samples | None = None
+    def __init__(
+        self, caller: Caller, arguments: Arguments, run: Run, samples: Samples | None = None
+    ) -> None:
+        self.caller, self.arguments, self.run, self.samples = caller, arguments, run, samples
 
+    @lazy
     def inputs(self) -> Coordinates:
         """The coordinates to differentiate by."""
         primals = self.arguments.primals()
@@ -125,7 +126,7 @@ class Problem(NamedTuple):
 
     def at(self, leaves: list[Any]) -> Problem:
         """The same function at another point."""
-        return self._replace(arguments=self.arguments.at(leaves))
+        return Problem(self.caller, self.arguments.at(leaves), self.run, self.samples)
 
     def pullback(self) -> Pullback:
         """The derivative by reverse mode."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from covector._engine.compiled import eager_alone, named_after
+from covector._engine.reverse import record
 from covector._tree import Argnames, Argnums, Evaluation
 from covector.errors import Caller
-from covector.transforms._door import accept_scalar, check_function
-from covector.transforms._pullback import pullback_by
+from covector.transforms._door import accept_scalar, bind, check_function, runner
 
 
 @eager_alone
@@ -95,6 +95,8 @@ def _gradient(
     has_aux: bool,
 ) -> tuple[Any, Evaluation]:
     """The gradient, arranged like the selected arguments, and what the function returned."""
-    pullback = pullback_by(caller, args, kwargs, argnums, argnames, accept_scalar, has_aux=has_aux)
-    value = pullback.evaluation.outputs[0]
-    return pullback.arranged(pullback.apply([torch.ones_like(value)], keep=False)), pullback.evaluation
+    arguments = bind(caller, args, kwargs, argnums, argnames)
+    run = runner(caller, arguments, accept_scalar, has_aux=has_aux)
+    recording = record(run, arguments.leaves, arguments.chosen)
+    evaluation = recording.evaluation
+    return arguments.tree_of(recording.pull([torch.ones_like(evaluation.outputs[0])], keep=False)), evaluation

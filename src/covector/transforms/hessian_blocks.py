@@ -147,7 +147,7 @@ def _block(problem: Problem, derivative: LinearMap, mode: str, request: Request)
 
 
 def _diagonal(problem: Problem, derivative: LinearMap, mode: str, request: Request) -> Tensor:
-    chart, (primal,) = problem.inputs(), problem.arguments.primals()
+    chart, (primal,) = problem.inputs, problem.arguments.primals()
     step = request.chunk_size or max(1, _NUMBERS_AT_ONCE // max(chart.size, 1))
     pieces = []
     for start in range(0, max(chart.size, 1), step):

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from covector._engine.compiled import eager_alone, held, is_exporting
+from covector._engine.compiled import eager_alone, held
+from covector._engine.levels import GradMode
+from covector._engine.reverse import Recording, record
 from covector._engine.scopes import LastingScope
-from covector.transforms._door import accept_differentiable, check_function
-from covector.transforms._pullback import ShortPullback, pullback_by_all, vjp_fn
+from covector._tree import Arguments, select_all
+from covector.errors import Caller
+from covector.transforms._door import (
+    accept_differentiable,
+    check_function,
+    check_match,
+    check_primals,
+    output_paths,
+    runner,
+)
 
 
 @eager_alone
@@ -42,10 +52,28 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
         (tensor([ 2., 40.]),)
     """
     caller = check_function("vjp", func)
-    pullback = pullback_by_all(caller, primals, accept_differentiable, LastingScope, has_aux=has_aux)
-    as_it_is = isinstance(pullback, ShortPullback) and not is_exporting()
-    pull = pullback if as_it_is else held(vjp_fn, caller, pullback)
-    evaluation = pullback.evaluation
+    arguments = check_primals(caller, select_all(primals))
+    run = runner(caller, arguments, accept_differentiable, has_aux=has_aux)
+    recording = record(run, arguments.leaves, arguments.chosen, LastingScope)
+    evaluation, pull = recording.evaluation, held(vjp_fn, caller, recording, arguments)
     if has_aux:
         return evaluation.value(), pull, evaluation.aux_value()
     return evaluation.value(), pull
+
+
+def vjp_fn(
+    caller: Caller,
+    recording: Recording,
+    arguments: Arguments,
+    cotangents: Any,
+    retain_graph: bool = True,
+    create_graph: bool | None = None,
+) -> tuple[Any, ...]:
+    """J^T v for one v."""
+    if create_graph is not None:
+        with GradMode(enabled=create_graph):
+            return vjp_fn(caller, recording, arguments, cotangents, retain_graph)
+    outputs, spec, _, _ = evaluation = recording.evaluation
+    leaves = check_match(caller, "cotangent", cotangents, outputs, spec, lambda: output_paths(evaluation))
+    product: tuple[Any, ...] = arguments.tree_of(recording.pull(leaves, keep=retain_graph))
+    return product
