@@ -127,8 +127,8 @@ class Pool:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            # torch is loaded once, in the process from which workers are forked.
-            self.context.set_forkserver_preload(["covector"])
+            # torch and what handles the pieces are loaded once, in the process from which workers are forked.
+            self.context.set_forkserver_preload(["covector", handle.__module__])
         self.workers: list[_Worker] = []
         self.folder = tempfile.TemporaryDirectory(prefix="covector-", ignore_cleanup_errors=True)
         self.started = 0
