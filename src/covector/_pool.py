@@ -26,6 +26,9 @@ Handle = Callable[[Any], Any]
 # What a worker says: it has begun the piece that it was given; and how that ended.
 _BEGUN = "begun"
 
+# How many seconds are waited for at once; the system refuses to wait for all the ages of an endless limit.
+_NAP = 3600.0
+
 # How many bytes of what a piece printed are kept.
 _LOGGED = 2**16
 
@@ -149,8 +152,8 @@ class Pool:
                 piece = waiting.pop()
                 idle.give(piece, self.subject(piece))
             busy = [worker for worker in self.workers if worker.piece is not None]
-            pause = max(0.0, min(worker.since + self.limit - time.monotonic() for worker in busy))
-            ready = wait([worker.connection for worker in busy], pause)
+            left = min(worker.since + self.limit for worker in busy) - time.monotonic()
+            ready = wait([worker.connection for worker in busy], min(max(0.0, left), _NAP))
             for worker in busy:
                 ended = self._news(worker) if worker.connection in ready else self._overdue(worker)
                 if ended is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -169,9 +170,9 @@ def load(path: Path) -> list[Case]:
 
 def require_file(path: Path) -> None:
     """Refuse a path at which there is no file."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise CaseError(f"{path} is a folder. Name the files in it: covector check {path}/*.py")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CaseError(f"there is no file {path}.")
 
 

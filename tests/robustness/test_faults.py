@@ -6,6 +6,7 @@ Whatever happens where, the state of torch, of Python and of the caller is as be
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
@@ -336,6 +337,51 @@ def test_a_matrix_for_which_there_is_no_room(suffix: str, tmp_path: Path) -> Non
     assert torch.equal(torch.from_numpy(jacobian(x)[:]), covector.jacobian(lambda x: matrix @ x)(x))
 
 
+def in_blocks(path: Any) -> Any:
+    return f"{path}.zarr" if isinstance(path, str) else path
+
+
+WRITERS: dict[str, Callable[[Any], Any]] = {
+    "a page": lambda path: covector.check(wrong_entries, point()).to_html(path),
+    "a plan": lambda path: covector.jacobian_plan(torch.sin, point().detach(), verify=False).save(path),
+    "a matrix": lambda path: covector.jacobian(torch.sin, out=path)(point().detach()),
+    "blocks": lambda path: covector.jacobian(torch.sin, out=in_blocks(path))(point().detach()),
+}
+PLACES = ("null\0.npy", f"{'long' * 100}.npy", "file/matrix.npy", "folder.npy", 3, ())
+
+
+@pytest.mark.parametrize("place", PLACES, ids=[str(place)[:15] for place in PLACES])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_place_that_no_file_can_have(writer: str, place: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """What the system refuses is an error of ours, and nothing is left."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("folder.npy", "folder.npy.zarr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(covector.errors.CovectorError):
+        WRITERS[writer](place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch: Any, tmp_path: Path) -> None:
+    """They are written as escapes, by a report and by the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases.py").write_text(
+        "import covector\n@covector.case((2,), name='\\u0394\\udce9')\ndef f(x): return x.detach() * x\n",
+    )
+    plain = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", plain)
+    assert cli.main(["check", "cases.py", "--jobs", "1"]) == 1
+    covector.check(lambda x: wrong_entries(x["\u0394"]), ({"\u0394": point()},)).show()
+    monkeypatch.undo()
+    said = plain.buffer.getvalue().decode("ascii")
+    assert plain.errors == "strict"
+    assert "FAILED        cases.py::\\u0394\\udce9" in said
+    assert "/ d x['\\u0394'][0]" in said
+
+
 def test_a_device_that_is_full() -> None:
     with pytest.raises(OSError, match="No space left on device") as caught:
         _files.write_text("/dev/full", "text")
@@ -481,7 +527,7 @@ def test_a_clock_that_jumps_ends_no_case(tmp_path: Path, monkeypatch: Any, capsy
     """A case that is within its time limit is not lost when the clock is set."""
     (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["check", "cases.py", "--jobs", "1", "--timeout", "1000"]) == 0
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--timeout", "inf"]) == 0
     assert "PASSED        cases.py::sin" in capsys.readouterr().out
 
 
