@@ -31,6 +31,7 @@ from covector._pool import Pool
 from covector.checks import forgiving
 from covector.errors import StorageError
 from covector.verify.finding import Outcome
+from doors import DOORS, suited, used
 from forked import printed
 from fuzzed import Wrong
 from watched import Counted, marks, state
@@ -88,27 +89,39 @@ def test_at_every_evaluation(verb: str, error: type[BaseException]) -> None:
     at_evaluations(verb, error, most=1000)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("door", sorted(set(DOORS) - {"compile"}))  # which refuses a function that counts
+def test_at_every_evaluation_of_any_door(door: str, error: type[BaseException]) -> None:
+    """The same through every public function."""
+    evaluations_of(lambda f, x: used(door, f, x), suited(door), error, most=1000)
+
+
 def at_evaluations(verb: str, error: type[BaseException], most: int) -> None:
-    """The function raises at one of its runs: all is put back, and an interrupt gets through."""
-    call = {**TRANSFORMS, **CHECKS}[verb]
+    """Of a right function, and for a check of a wrong one as well."""
     for body in (torch.sin, Wrong.apply) if verb in CHECKS else (torch.sin,):
-        counted = Counted(body)
-        call(counted, point())
-        every = range(1, counted.runs + 1)
-        for k in every[:: -(-counted.runs // most)]:
-            x = point()
-            before, marked = state(), marks([x])
-            raised = None
-            try:
-                call(Counted(body, fails_at=k, error=error), x)
-            except BaseException as caught:
-                raised = caught
-            assert state() == before, f"run {k}"
-            assert marks([x]) == marked, f"run {k}"
-            if error is KeyboardInterrupt:
-                assert isinstance(raised, KeyboardInterrupt), f"run {k}"
-            else:
-                assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError)
+        evaluations_of({**TRANSFORMS, **CHECKS}[verb], body, error, most)
+
+
+def evaluations_of(call: Any, body: Any, error: type[BaseException], most: int) -> None:
+    """The function raises at one of its runs: all is put back, and an interrupt gets through."""
+    counted = Counted(body)
+    call(counted, point())
+    every = range(1, counted.runs + 1)
+    for k in every[:: max(1, -(-counted.runs // most))]:
+        x = point()
+        before, marked = state(), marks([x])
+        raised = None
+        try:
+            call(Counted(body, fails_at=k, error=error), x)
+        except BaseException as caught:
+            raised = caught
+        assert state() == before, f"run {k}"
+        assert marks([x]) == marked, f"run {k}"
+        if error is KeyboardInterrupt:
+            assert isinstance(raised, KeyboardInterrupt), f"run {k}"
+        else:
+            assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError)
 
 
 # --- inside our own code
