@@ -21,7 +21,7 @@ from covector._tree import flatten, unflatten
 from covector.api import check
 from covector.errors import ArgumentTypeError, ArgumentValueError, CaseError
 from covector.kernels.door import check_kernel
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.verify.leaves import is_differentiable
 
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -115,7 +115,10 @@ def case(
         6
     """
     file = Path(sys._getframe(1).f_code.co_filename).resolve()
-    dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
+    dtypes = tuple(dtype) if isinstance(dtype, list | tuple) else (dtype,)
+    check_seed("case", seed)
+    if name is not None and not isinstance(name, str):
+        raise ArgumentTypeError(f"case: the name must be a text, got {summary(name)}.")
     _validate(inputs, kwargs, dtypes, order, options, reference)
 
     def register(target: Target) -> Target:

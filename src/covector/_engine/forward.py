@@ -17,6 +17,7 @@ from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
+from covector._engine.graph import written_out
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
 from covector._engine.twice import RightRules
@@ -137,6 +138,7 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
         outputs, tangents, aux = (
             [_left(value, level) for value in each] for each in (outputs, tangents, aux)
         )
+    tangents = [tangent if tangent is None else written_out(tangent) for tangent in tangents]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), tangents)
 
 

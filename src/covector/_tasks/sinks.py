@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from covector._engine.graph import written_out
 from covector._files import path_of, remove_parts
 from covector._tasks.manifest import Manifest, read
 from covector._tasks.mapping import Block, spans
@@ -310,7 +311,7 @@ def place(matrix: Manifest, span: Span) -> tuple[slice, slice]:
 def as_part(matrix: Manifest, block: Block) -> Any:
     """The images of a block as the rows or columns that they are."""
     count = block.span.stop - block.span.start
-    flat = [image.detach().cpu().reshape(count, -1) for image in block.images]
+    flat = [written_out(image.detach()).cpu().reshape(count, -1) for image in block.images]
     flat = [part.float() if part.dtype is torch.bfloat16 else part for part in flat]
     rows = np.concatenate([part.numpy() for part in flat], axis=1).astype(matrix.dtype, copy=False)
     return rows.T if matrix.mode == "forward" else rows
