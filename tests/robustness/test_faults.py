@@ -34,6 +34,7 @@ from covector.verify.finding import Outcome
 from doors import DOORS, suited, used
 from forked import printed
 from fuzzed import Wrong
+from test_rooms import parsed, walked
 from watched import Counted, marks, state
 
 SOURCE = Path(covector.__file__).parent
@@ -520,7 +521,7 @@ def test_no_clock_that_can_be_set() -> None:
     """Limits and durations come from clocks that only go forward."""
     settable = {"time", "time_ns", "ctime", "localtime", "gmtime", "now", "utcnow", "today"}
     for path in [*SOURCE.rglob("*.py"), *SOURCE.parent.glob("covector_pytest*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in walked(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
                 assert not settable & {alias.name for alias in node.names}, path
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
