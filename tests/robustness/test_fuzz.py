@@ -29,7 +29,7 @@ from covector import scipy as covector_scipy
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError
 from doors import DOORS, NOT_CALLED, TRANSFORMS, Call, ones
-from fuzzed import Example, Function, Leaf, Made, Planted, examples
+from fuzzed import Example, Function, Leaf, Made, Planted, Thing, examples
 from watched import marks, state
 
 pytestmark = [
@@ -206,6 +206,12 @@ KEPT = [
     Example("check_adjoint", function=Function("random", "tensor", "changes shape", 6)),
     Example("check_adjoint", (Leaf(()),), Function("branch", "scalar", "returns None", 12)),
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
+    # What cannot be registered.
+    Example("case", keywords={"dtype": None}),
+    Example("case", keywords={"name": 3}),
+    # Zeros that have no memory, which go into an array or to another process.
+    Example("hessian", function=Function("abs", "scalar"), keywords={"out": Thing("file")}),
+    Example("hessian", function=Function("abs", "scalar"), keywords={"executor": Thing("threads")}),
 ]
 
 
