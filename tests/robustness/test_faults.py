@@ -26,11 +26,13 @@ import pytest
 import torch
 
 import covector
+import doors
 from covector import _files, cli
 from covector._pool import Pool
 from covector.checks import forgiving
 from covector.errors import StorageError
 from covector.verify.finding import Outcome
+from covering import covered
 from doors import DOORS, suited, used
 from forked import printed
 from fuzzed import Wrong
@@ -158,15 +160,26 @@ ROOMS = ("verify", "checks", "evidence", "diagnose", "report", "kernels", "adjoi
 LOADED = {"diagnose/rules/table.py"}
 
 
+# Where derivatives are taken.
+BELOW = ("transforms", "functional", "sparsity", "scipy", "_linear", "_images", "_tasks", "_engine")
+# Who leaves cannot be interrupted and leave all the same; callbacks of weak references raise to nobody.
+LEAVING = ("__enter__", "__exit__", "<module>", "leave", "released")
+
+
 @cache
-def in_rooms(file: str) -> bool:
-    """Whether a file is one of looks, rules or writers; asked at every call of a function."""
-    return file.startswith(tuple(str(SOURCE / room) for room in ROOMS))
+def in_rooms(rooms: tuple[str, ...], file: str) -> bool:
+    """Whether a file is in one of the rooms; asked at every call of a function."""
+    return file.startswith(tuple(str(SOURCE / room) for room in rooms))
 
 
 def of_rooms(code: Any) -> bool:
     """Whether code is a look, a rule or a writer of ours."""
-    return in_rooms(code.co_filename) and code.co_name not in ("__enter__", "__exit__", "<module>")
+    return in_rooms(ROOMS, code.co_filename) and code.co_name not in LEAVING
+
+
+def of_derivatives(code: Any) -> bool:
+    """Whether code takes derivatives."""
+    return in_rooms(BELOW, code.co_filename) and code.co_name not in LEAVING
 
 
 def wrong_entries(x: torch.Tensor) -> torch.Tensor:
@@ -292,6 +305,32 @@ def test_the_scenarios_enter_every_file(tmp_path: Path) -> None:
 def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: Path) -> None:
     """Each function of these rooms that the scenario enters raises once."""
     faults(scenario, error, tmp_path, every=1)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "door", covered([(door,) for door in doors.TRANSFORMS], lambda door: door == "jacfwd")
+)
+def test_inside_every_function_that_takes_derivatives(door: str, error: Any) -> None:
+    """No level, no mode and no graph is left open."""
+    used(door, suited(door), point())
+    with Fault(of_derivatives) as seen:
+        used(door, suited(door), point())
+    for name in sorted(seen.entered):
+        x = point()
+        before, marked = state(), marks([x])
+        raised = None
+        try:
+            with Fault(of_derivatives, error, name):
+                used(door, suited(door), x)
+        except BaseException as caught:
+            raised = caught
+        assert state() == before, name
+        assert marks([x]) == marked, name
+        if error is KeyboardInterrupt:
+            assert isinstance(raised, KeyboardInterrupt), name
+        else:
+            assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError), name
 
 
 # --- disks
