@@ -217,13 +217,15 @@ def _workers(options: argparse.Namespace) -> Iterator[Pool | Spread]:
         with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
             yield pool
         return
+    if not options.dask:  # for Dask, that is a cluster of its own
+        raise CaseError("--dask needs the address of a scheduler, such as tcp://host:8786.")
     try:
         from distributed import Client
     except ImportError as error:
         raise CaseError("--dask needs the package distributed: pip install 'covector[dask]'.") from error
     try:
         client = Client(options.dask, timeout=_CONNECTING, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever Dask says of an address
         raise CaseError(f"--dask {options.dask}: no scheduler answers there: {error}.") from error
     with client:
         yield Spread(partial(handle_in, os.getcwd()), client, options.timeout)
