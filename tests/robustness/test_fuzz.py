@@ -206,6 +206,13 @@ KEPT = [
     Example("check_adjoint", function=Function("random", "tensor", "changes shape", 6)),
     Example("check_adjoint", (Leaf(()),), Function("branch", "scalar", "returns None", 12)),
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
+    Example("gradgradcheck", function=Function("abs", "complex", "changes dtype", 2)),
+    Example("kernelcheck", function=Function("abs", "complex", "changes shape", 3)),
+    # Sparse tensors in forward mode.
+    Example("jacfwd", (Leaf(()),), Function("abs", "sparse")),
+    Example("gradgradcheck", (Leaf(), Leaf((0,), "int64", "coo")), keywords={"check_fwd_over_rev": True}),
+    # A negative seed.
+    Example("check", (Leaf(), Leaf((), "float32")), Function("detach"), {"seed": -1}),
     # What cannot be registered.
     Example("case", keywords={"dtype": None}),
     Example("case", keywords={"name": 3}),

@@ -362,7 +362,9 @@ def dual_level_open() -> bool:
 
 
 def tangent_of(tensor: Tensor) -> Tensor | None:
-    """The tangent that forward mode carries with this tensor, if a level is open."""
+    """The tangent that forward mode carries with this tensor; only strided tensors have one."""
+    if tensor.layout is not torch.strided:
+        return None
     try:
         return forward_ad.unpack_dual(tensor).tangent
     except RuntimeError:
