@@ -208,6 +208,7 @@ KEPT = [
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
     Example("gradgradcheck", function=Function("abs", "complex", "changes dtype", 2)),
     Example("kernelcheck", function=Function("abs", "complex", "changes shape", 3)),
+    Example("kernelcheck", function=Function("abs", "integers", "changes shape", 4)),
     # Sparse tensors in forward mode.
     Example("jacfwd", (Leaf(()),), Function("abs", "sparse")),
     Example("gradgradcheck", (Leaf(), Leaf((0,), "int64", "coo")), keywords={"check_fwd_over_rev": True}),
