@@ -112,8 +112,8 @@ def _check_lists(config: pytest.Config) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise pytest.UsageError(f"--covector-accept={read}: {error}") from error
     path = config.invocation_params.dir / (written or "")
-    if written and (path.is_dir() or not path.parent.is_dir()):
-        what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+    if written and (os.path.isdir(path) or not os.path.isdir(path.parent)):
+        what = "it is a folder" if os.path.isdir(path) else f"there is no folder {path.parent}"
         raise pytest.UsageError(f"--covector-differences={written}: {what}.")
 
 

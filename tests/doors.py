@@ -251,3 +251,48 @@ DOORS = {**TRANSFORMS, **CHECKS}
 
 # Classes that a program meets but does not call.
 NOT_CALLED = {"GradcheckError", "Report", "scipy.Objective", "scipy.Residuals", "compat.swap"}
+
+
+# --- ordinary calls
+
+
+def cubes(*inputs: torch.Tensor) -> torch.Tensor:
+    return sum((x**3).sum() for x in inputs)
+
+
+def waves(*inputs: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.sin() * x for x in inputs])
+
+
+SCALAR = {
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "hessian_blocks",
+    "hessian_diagonal",
+    "hvp",
+    "vhp",
+    "functional.hessian",
+    "functional.hvp",
+    "functional.vjp",
+    "functional.vhp",
+    "sparse_hessian",
+    "hessian_plan",
+    "swap",
+    "scipy.objective",
+    "scipy.hessian_operator",
+}
+LINEAR = {"check_adjoint"}
+
+
+def suited(name: str) -> Callable[..., Any]:
+    """A function of the kind that a door takes."""
+    if name == "compat.get_numerical_jacobian":
+        return lambda inputs: waves(*inputs)
+    return cubes if name in SCALAR else torch.neg if name in LINEAR else waves
+
+
+def used(name: str, function: Callable[..., Any], x: Tensor) -> Any:
+    """What a door gives for a function of its kind at a vector."""
+    inputs = (x.detach().diag(),) if name == "SparsityPattern" else (x,)
+    return DOORS[name].use(Call(function, inputs, {}, ones))

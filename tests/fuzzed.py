@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -280,6 +283,48 @@ def _differentiable(value: Any) -> bool:
 
 # --- keywords: of each, what works and what does not
 
+_folders: list[TemporaryDirectory[str]] = []
+
+
+def _folder() -> Path:
+    """A new one, instead of that of the example before."""
+    _folders[:] = [TemporaryDirectory()]
+    return Path(_folders[0].name)
+
+
+def _no_workers() -> Executor:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    return executor
+
+
+def _read_only() -> Any:
+    array = np.zeros((3, 3))
+    array.flags.writeable = False
+    return array
+
+
+_THINGS: dict[str, Callable[[], Any]] = {
+    "threads": lambda: ThreadPoolExecutor(2),
+    "no workers": _no_workers,
+    "zeros": lambda: np.zeros((3, 3)),
+    "read-only": _read_only,
+    "file": lambda: _folder() / "matrix.npy",
+    "folder": _folder,
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What is no tensor and no plain data, by its name; made anew for each example."""
+
+    name: str
+
+    def made(self, generator: torch.Generator) -> Any:
+        """The thing itself."""
+        return _THINGS[self.name]()
+
+
 KEYWORDS: dict[str, tuple[Any, ...]] = {
     "argnums": (0, 1, (0,), (0, 1), -1, None, 5, "a", (), True, (0, 0), 1.5, [0]),
     "argnames": (None, "a", ("a",), "missing", 3, ()),
@@ -328,12 +373,27 @@ KEYWORDS: dict[str, tuple[Any, ...]] = {
     "points": (1, 2, 0, -1, "a"),
     "modes": (("eager", "reverse"), ("eager", "forward", "vmapped"), (), ("bad",), "eager", ("eager",)),
     "lenses": (None, (), ("layout",), ("bad",), "layout"),
-    "dtypes": (None, torch.float32, (torch.float64, torch.float32), (), "bad"),
+    "dtypes": (None, torch.float32, (torch.float64, torch.float32), (), "bad", 3),
     "ratio": (3.0, 0.0, -1.0, "a"),
     "grad_out": (1.0, 2.0, 0.5),
     "names": ("*", "weight", "missing", 3, ()),
     "order": (1, 2, 3, "a"),
-    "name": (None, "named", "<b>"),
+    "name": (None, "named", "<b>", 3),
+    "kwargs": (None, {}, {"a": 1.0}, 3, {3: 1}, ()),
+    "grad_outputs": (None, Leaf(), Leaf(()), Leaf((2, 2)), 3, "text", ()),
+    "dtype": (torch.float64, (torch.float32, torch.float64), torch.int64, (), "bad", None),
+    "is_forward_ad": (False, True),
+    "executor": (None, Thing("threads"), Thing("no workers"), "bad", 3),
+    "out": (
+        None,
+        Thing("zeros"),
+        Thing("read-only"),
+        Thing("file"),
+        Thing("folder"),
+        "matrix",
+        3,
+        Leaf((3, 3)),
+    ),
 }
 
 
@@ -351,11 +411,11 @@ class Example:
     directions: Any = "like"
     """What is given as tangents or cotangents: like the primals, or something else."""
 
-    def made(self) -> tuple[Any, ...]:
-        """The inputs as tensors, in trees of this example's own."""
+    def made(self) -> tuple[list[Any], dict[str, Any]]:
+        """The inputs as tensors, in trees of this example's own, and the keywords."""
         generator = torch.Generator().manual_seed(0)
-        return registry.tree_map(
-            lambda leaf: leaf.made(generator) if isinstance(leaf, Leaf) else leaf, list(self.inputs)
+        return registry.tree_map_only(
+            (Leaf, Thing), lambda leaf: leaf.made(generator), (list(self.inputs), self.keywords)
         )
 
 

@@ -54,8 +54,12 @@ OF_TORCH = {
 
 
 def called(call):
-    """What is called, as it is written."""
-    return ast.unparse(call.func)
+    """What is called, as it is written, as far as that is names and dots."""
+    names, node = [], call.func
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "", *reversed(names)])
 
 
 LOOKS_UP = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "getattr_static", "get"}

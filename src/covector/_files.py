@@ -1,18 +1,35 @@
-"""Files that are written whole or not at all: a full disk or a kill leaves what was there before."""
+"""Files that are written whole or not at all: a full disk or a kill leaves what was there before.
+
+And streams on which every text can be written.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from glob import escape
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from covector.errors import StorageError
+from covector.errors import ArgumentTypeError, StorageError
 
 # Of the name of a file, what the one beside it is called by: names have at most 255 bytes.
 _LONGEST = 50
+
+
+def path_of(path: Any) -> Path:
+    """The path that a caller gives; what no file can be called is refused."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise ArgumentTypeError(f"A path must be a text or a Path, got {path!r}.") from None
+    if "\0" in name:
+        raise StorageError(errno.EINVAL, f"{name!r} is no path: it has a null character. Name another place.")
+    return Path(name)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -22,9 +39,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write(path: str | os.PathLike[str], content: Callable[[IO[bytes]], Any]) -> None:
     """Let `content` write to a file beside `path`, which then takes its place."""
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path_of(path)))
     # Beside a pipe or a device nothing can be put.
-    straight = path.exists() and not path.is_file()
+    straight = os.path.exists(path) and not os.path.isfile(path)
     beside = path if straight else path.with_name(f".{path.name[:_LONGEST]}.{uuid4().hex}.part")
     try:
         with beside.open("wb" if straight else "xb") as file:
@@ -39,7 +56,21 @@ def write(path: str | os.PathLike[str], content: Callable[[IO[bytes]], Any]) -> 
         ) from error
     finally:
         if not straight:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # it was not begun
+                beside.unlink()
+
+
+@contextmanager
+def escaping(*streams: Any) -> Iterator[None]:
+    """Inside, what a stream of text cannot encode is written to it as an escape."""
+    before = [(stream, stream.errors) for stream in streams if isinstance(stream, TextIOWrapper)]
+    for stream, _ in before:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in before:
+            stream.reconfigure(errors=errors)
 
 
 def remove_parts(path: str | os.PathLike[str]) -> None:

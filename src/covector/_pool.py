@@ -26,6 +26,9 @@ Handle = Callable[[Any], Any]
 # What a worker says: it has begun the piece that it was given; and how that ended.
 _BEGUN = "begun"
 
+# How many seconds are waited for at once; the system refuses to wait for all the ages of an endless limit.
+_NAP = 3600.0
+
 # How many bytes of what a piece printed are kept.
 _LOGGED = 2**16
 
@@ -127,8 +130,8 @@ class Pool:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            # torch is loaded once, in the process from which workers are forked.
-            self.context.set_forkserver_preload(["covector"])
+            # torch and what handles the pieces are loaded once, in the process from which workers are forked.
+            self.context.set_forkserver_preload(["covector", handle.__module__])
         self.workers: list[_Worker] = []
         self.folder = tempfile.TemporaryDirectory(prefix="covector-", ignore_cleanup_errors=True)
         self.started = 0
@@ -149,8 +152,8 @@ class Pool:
                 piece = waiting.pop()
                 idle.give(piece, self.subject(piece))
             busy = [worker for worker in self.workers if worker.piece is not None]
-            pause = max(0.0, min(worker.since + self.limit - time.monotonic() for worker in busy))
-            ready = wait([worker.connection for worker in busy], pause)
+            left = min(worker.since + self.limit for worker in busy) - time.monotonic()
+            ready = wait([worker.connection for worker in busy], min(max(0.0, left), _NAP))
             for worker in busy:
                 ended = self._news(worker) if worker.connection in ready else self._overdue(worker)
                 if ended is not None:

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import shlex
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from covector._engine.messages import is_out_of_memory
+from covector._files import escaping
 from covector._index import write_page
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
@@ -154,6 +156,7 @@ def _page(report: Report, request: Request) -> str:
     try:
         write_page(folder, name, report, str(request))
     except StorageError as error:
-        print(error)  # the verdict stands, and is shown with this
+        with escaping(sys.stdout):
+            print(error)  # the verdict stands, and is shown with this
         return ""
     return name

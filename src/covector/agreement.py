@@ -20,11 +20,11 @@ from covector.checks.state import quiet, unchanged
 from covector.errors import ArgumentTypeError, ArgumentValueError, Caller, first_sentence
 from covector.kernels import limits
 from covector.kernels.batches import Batch, batched_rows
-from covector.kernels.bench import Bench, RunOf, Sample, Seen, Settings, raised
+from covector.kernels.bench import Bench, RunOf, Sample, Seen, Settings
 from covector.kernels.comparison import PASSING_SHARE, compare
 from covector.kernels.findings import lens_finding
 from covector.kernels.lenses.modes import compiled, nested, pushed, through
-from covector.kernels.row import Row, Status, row_of
+from covector.kernels.row import Row, Status, row_of, row_of_error
 from covector.kernels.subject import Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
@@ -210,7 +210,7 @@ def agree(
         try:
             bench.truths  # noqa: B018 - made here, where it can fail
         except Exception as error:
-            rows = [(name, [Row("without a mode", Status.FAILED, raised(error))]) for name in names[:1]]
+            rows = [(name, [row_of_error("without a mode", error)]) for name in names[:1]]
         else:
             rows = [(name, _rows(bench, name)) for name in names]
     return Report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from covector._tree import flatten, unflatten
 from covector.api import check
 from covector.errors import ArgumentTypeError, ArgumentValueError, CaseError
 from covector.kernels.door import check_kernel
-from covector.transforms._door import summary
+from covector.transforms._door import check_seed, summary
 from covector.verify.leaves import is_differentiable
 
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -114,7 +115,10 @@ def case(
         6
     """
     file = Path(sys._getframe(1).f_code.co_filename).resolve()
-    dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
+    dtypes = tuple(dtype) if isinstance(dtype, list | tuple) else (dtype,)
+    check_seed("case", seed)
+    if name is not None and not isinstance(name, str):
+        raise ArgumentTypeError(f"case: the name must be a text, got {summary(name)}.")
     _validate(inputs, kwargs, dtypes, order, options, reference)
 
     def register(target: Target) -> Target:
@@ -169,9 +173,9 @@ def load(path: Path) -> list[Case]:
 
 def require_file(path: Path) -> None:
     """Refuse a path at which there is no file."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise CaseError(f"{path} is a folder. Name the files in it: covector check {path}/*.py")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CaseError(f"there is no file {path}.")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from covector import bench
-from covector._files import write_text
+from covector._files import escaping, write_text
 from covector._index import NAME as INDEX
 from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool, Spread
@@ -70,6 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         # By the command itself, whose usage is then shown.
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    with escaping(sys.stdout, sys.stderr):
+        return _ended(options)
+
+
+def _ended(options: argparse.Namespace) -> int:
+    """Run the chosen command; what ends it is told in a line."""
     try:
         with interruptible() as raise_lost:
             return int(options.run(options, raise_lost))
@@ -184,9 +190,9 @@ def _require_places(options: argparse.Namespace) -> None:
     """Refuse paths that cannot be read or written before anything is run."""
     for target in options.targets:
         require_file(Path(_split(target)[0]))
-    if options.json not in (None, "-") and not Path(options.json).absolute().parent.is_dir():
+    if options.json not in (None, "-") and not os.path.isdir(Path(options.json).absolute().parent):
         raise CaseError(f"--json {options.json}: there is no folder {Path(options.json).parent}.")
-    if options.json not in (None, "-") and Path(options.json).is_dir():
+    if options.json not in (None, "-") and os.path.isdir(options.json):
         raise CaseError(f"--json {options.json}: this is a folder.")
     if getattr(options, "html", None) is not None:
         _require_folder(options.html)
@@ -194,13 +200,13 @@ def _require_places(options: argparse.Namespace) -> None:
 
 def _require_folder(folder: Path) -> None:
     """Make the folder of the pages, or say why it cannot be."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise CaseError(f"--html {folder}: this is a file, and pages go into a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CaseError(f"--html {folder}: pages cannot be written there: {error}.") from error
 
 
@@ -211,13 +217,15 @@ def _workers(options: argparse.Namespace) -> Iterator[Pool | Spread]:
         with Pool(handle, options.jobs, options.timeout, subject=lambda request: request.file) as pool:
             yield pool
         return
+    if not options.dask:  # for Dask, that is a cluster of its own
+        raise CaseError("--dask needs the address of a scheduler, such as tcp://host:8786.")
     try:
         from distributed import Client
     except ImportError as error:
         raise CaseError("--dask needs the package distributed: pip install 'covector[dask]'.") from error
     try:
         client = Client(options.dask, timeout=_CONNECTING, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever Dask says of an address
         raise CaseError(f"--dask {options.dask}: no scheduler answers there: {error}.") from error
     with client:
         yield Spread(partial(handle_in, os.getcwd()), client, options.timeout)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from covector.kernels.limits import largest_quotient, largest_ratio
 from covector.verify.finding import Outcome
 from drawn import randn
 from kernel_table import entry
-from watched import Terminal, errors_shown
+from watched import Counted, Terminal, errors_shown
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -608,3 +609,20 @@ def test_numbers_that_the_reference_refuses_are_left_out():
     assert rows["inputs expanded"][3] == "not looked at", report
     assert "the reference raised" in rows["inputs expanded"][5]
     assert report
+
+
+@pytest.mark.parametrize("run", [1, 5, 20])
+def test_a_kernel_for_which_the_memory_does_not_suffice_is_not_accused(run):
+    """It may be right all the same, and the report says what could not be run."""
+    kernel = Counted(torch.sin, fails_at=run, error=MemoryError)
+    report = covector.check_kernel(kernel, torch.sin, randn(4), lenses=("scale", "again"))
+    assert kernel.runs >= run
+    assert not [finding for finding in report.findings if finding.outcome is Outcome.FAILED], report
+    assert re.search("MemoryError|out of memory", report.to_json())
+
+
+def test_a_function_for_which_the_memory_does_not_suffice_is_not_accused():
+    """The same of `agree`."""
+    report = covector.agree(Counted(torch.sin, fails_at=1, error=MemoryError), randn(4), modes=("eager",))
+    assert [finding.outcome for finding in report.findings][-1] is Outcome.INCONCLUSIVE
+    assert "MemoryError" in str(report)

@@ -341,7 +341,7 @@ def test_a_list_that_is_not_there_accepts_nothing(pytester, run):
 
 
 @pytest.mark.parametrize("option", ["accept", "differences"])
-@pytest.mark.parametrize("name", ["missing/known.txt", "folder"])
+@pytest.mark.parametrize("name", ["missing/known.txt", "folder", f"{'long' * 100}/known.txt"])
 def test_a_list_of_differences_that_cannot_be_is_a_sentence(name, option, pytester, run):
     pytester.makepyfile(test_different=DIFFERENT)
     (pytester.path / "folder").mkdir()

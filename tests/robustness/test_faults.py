@@ -6,8 +6,10 @@ Whatever happens where, the state of torch, of Python and of the caller is as be
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -24,11 +26,17 @@ import pytest
 import torch
 
 import covector
+import doors
 from covector import _files, cli
+from covector._pool import Pool
 from covector.checks import forgiving
 from covector.errors import StorageError
+from covector.verify.finding import Outcome
+from covering import covered
+from doors import DOORS, suited, used
 from forked import printed
 from fuzzed import Wrong
+from test_rooms import parsed, walked
 from watched import Counted, marks, state
 
 SOURCE = Path(covector.__file__).parent
@@ -84,27 +92,39 @@ def test_at_every_evaluation(verb: str, error: type[BaseException]) -> None:
     at_evaluations(verb, error, most=1000)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("door", sorted(set(DOORS) - {"compile"}))  # which refuses a function that counts
+def test_at_every_evaluation_of_any_door(door: str, error: type[BaseException]) -> None:
+    """The same through every public function."""
+    evaluations_of(lambda f, x: used(door, f, x), suited(door), error, most=1000)
+
+
 def at_evaluations(verb: str, error: type[BaseException], most: int) -> None:
-    """The function raises at one of its runs: all is put back, and an interrupt gets through."""
-    call = {**TRANSFORMS, **CHECKS}[verb]
+    """Of a right function, and for a check of a wrong one as well."""
     for body in (torch.sin, Wrong.apply) if verb in CHECKS else (torch.sin,):
-        counted = Counted(body)
-        call(counted, point())
-        every = range(1, counted.runs + 1)
-        for k in every[:: -(-counted.runs // most)]:
-            x = point()
-            before, marked = state(), marks([x])
-            raised = None
-            try:
-                call(Counted(body, fails_at=k, error=error), x)
-            except BaseException as caught:
-                raised = caught
-            assert state() == before, f"run {k}"
-            assert marks([x]) == marked, f"run {k}"
-            if error is KeyboardInterrupt:
-                assert isinstance(raised, KeyboardInterrupt), f"run {k}"
-            else:
-                assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError)
+        evaluations_of({**TRANSFORMS, **CHECKS}[verb], body, error, most)
+
+
+def evaluations_of(call: Any, body: Any, error: type[BaseException], most: int) -> None:
+    """The function raises at one of its runs: all is put back, and an interrupt gets through."""
+    counted = Counted(body)
+    call(counted, point())
+    every = range(1, counted.runs + 1)
+    for k in every[:: max(1, -(-counted.runs // most))]:
+        x = point()
+        before, marked = state(), marks([x])
+        raised = None
+        try:
+            call(Counted(body, fails_at=k, error=error), x)
+        except BaseException as caught:
+            raised = caught
+        assert state() == before, f"run {k}"
+        assert marks([x]) == marked, f"run {k}"
+        if error is KeyboardInterrupt:
+            assert isinstance(raised, KeyboardInterrupt), f"run {k}"
+        else:
+            assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError)
 
 
 # --- inside our own code
@@ -134,26 +154,32 @@ class Fault:
         sys.setprofile(None)
 
 
-ROOMS = (
-    "verify/looks",
-    "verify/examine",
-    "verify/judge",
-    "verify/locate",
-    "evidence",
-    "diagnose",
-    "report",
-)
+# Where looks are taken and judged, rules are asked, and reports are written.
+ROOMS = ("verify", "checks", "evidence", "diagnose", "report", "kernels", "adjoint", "agreement")
+# The one function of this file runs when the file is loaded.
+LOADED = {"diagnose/rules/table.py"}
+
+
+# Where derivatives are taken.
+BELOW = ("transforms", "functional", "sparsity", "scipy", "_linear", "_images", "_tasks", "_engine")
+# Who leaves cannot be interrupted and leave all the same; callbacks of weak references raise to nobody.
+LEAVING = ("__enter__", "__exit__", "<module>", "leave", "released")
 
 
 @cache
-def in_rooms(file: str) -> bool:
-    """Whether a file is one of looks, rules or writers; asked at every call of a function."""
-    return file.startswith(tuple(str(SOURCE / room) for room in ROOMS))
+def in_rooms(rooms: tuple[str, ...], file: str) -> bool:
+    """Whether a file is in one of the rooms; asked at every call of a function."""
+    return file.startswith(tuple(str(SOURCE / room) for room in rooms))
 
 
 def of_rooms(code: Any) -> bool:
     """Whether code is a look, a rule or a writer of ours."""
-    return in_rooms(code.co_filename) and code.co_name not in ("__enter__", "__exit__", "<module>")
+    return in_rooms(ROOMS, code.co_filename) and code.co_name not in LEAVING
+
+
+def of_derivatives(code: Any) -> bool:
+    """Whether code takes derivatives."""
+    return in_rooms(BELOW, code.co_filename) and code.co_name not in LEAVING
 
 
 def wrong_entries(x: torch.Tensor) -> torch.Tensor:
@@ -174,28 +200,64 @@ class OneEntry(torch.autograd.Function):
         return found
 
 
-def report_on(function: Any, size: int, folder: Path, **keywords: Any) -> Any:
-    """A check, and everything that shows its report."""
-    report = covector.check(function, point(size), **keywords)
-    shown = str(report), report.to_json(), report._repr_html_()
-    report.to_html(folder / "page.html")
-    return bool(report), *shown
+def point_of(dtype: torch.dtype) -> torch.Tensor:
+    return point(4).detach().to(dtype).requires_grad_()
 
 
-# A function, the size of the point, and what is asked of it.
-SCENARIOS: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "wrong": (wrong_entries, 4, {}),
-    "wrong, fast, with Taylor": (wrong_entries, 4, {"fast_mode": True, "taylor": True}),
-    "one wrong entry of many, fast": (OneEntry.apply, 40, {"fast_mode": True}),
-    "a kink": (lambda x: torch.relu(x - 0.9), 4, {}),
-    "right, every check": (lambda x: x.sin(), 4, {"check_forward_ad": True, "check_batched_grad": True}),
+def linear(x: torch.Tensor) -> torch.Tensor:
+    return Wrong.apply(torch.nn.functional.linear(x, torch.ones(2, 4, dtype=x.dtype)))
+
+
+class Wrongly(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2, 4, dtype=DOUBLE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Wrong.apply(torch.nn.functional.linear(x, self.weight))
+
+
+def verdict_of(found: Any, folder: Path) -> str:
+    """How a check ended, after everything that shows its report."""
+    if isinstance(found, covector.Report):
+        str(found), found._repr_html_()
+        assert covector.Report.from_json(found.to_json()) == found
+        found.to_html(folder / "page.html")
+        if not found and all(finding.outcome is not Outcome.FAILED for finding in found.findings):
+            return "inconclusive"
+    return "passed" if found else "failed"
+
+
+every_check = {"check_forward_ad": True, "check_batched_grad": True, "check_grad_dtypes": True}
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    "wrong": lambda: covector.check(wrong_entries, point(4)),
+    "wrong, fast, with Taylor": lambda: covector.check(wrong_entries, point(4), fast_mode=True, taylor=True),
+    "one wrong entry of many, fast": lambda: covector.check(OneEntry.apply, point(40), fast_mode=True),
+    "a kink": lambda: covector.check(lambda x: torch.relu(x - 0.9), point(4)),
+    "right, every check": lambda: covector.check(lambda x: x.sin(), point(4), **every_check),
+    "a module": lambda: covector.check(Wrongly(), point(4)),
+    "low precision, right": lambda: covector.check(lambda x: x.sin().sum(), point_of(torch.bfloat16)),
+    "low precision, wrong": lambda: covector.check(linear, point_of(torch.float32)),
+    "second derivatives": lambda: covector.gradgradcheck(torch.sin, point(3), raise_exception=False),
+    "sparse": lambda: covector.as_sparse_gradcheck(covector.gradcheck)(
+        lambda x: x * 2, point_of(DOUBLE).detach().diag().to_sparse().requires_grad_(), raise_exception=False
+    ),
+    "a kernel, wrong": lambda: covector.check_kernel(Wrong.apply, torch.square, (point(6),)),
+    "a kernel, right": lambda: covector.check_kernel(
+        torch.sin,
+        torch.sin,
+        (point(6),),
+        lenses=("layout", "requires grad", "sizes", "scale", "again", "second order"),
+    ),  # the modes, of which one compiles, are those of the last one
+    "an adjoint, wrong": lambda: covector.check_adjoint(torch.neg, torch.abs, point(4), point(4)),
+    "modes that differ": lambda: covector.agree(linear, point(4), modes=("eager", "forward", "vmapped")),
 }
 
 
 def faults(scenario: str, error: Any, tmp_path: Path, every: int) -> None:
-    function, size, keywords = SCENARIOS[scenario]
+    run = SCENARIOS[scenario]
     with Fault(of_rooms) as seen:
-        expected = report_on(function, size, tmp_path, **keywords)[0]
+        expected = verdict_of(run(), tmp_path)
     names = sorted(seen.entered)
     assert len(names) > 5
     forgiving.RAISING = False
@@ -205,7 +267,7 @@ def faults(scenario: str, error: Any, tmp_path: Path, every: int) -> None:
             raised = None
             try:
                 with Fault(of_rooms, error, name):
-                    found = report_on(function, size, tmp_path, **keywords)
+                    found = verdict_of(run(), tmp_path)
             except BaseException as caught:
                 raised = caught
             assert state() == before, name
@@ -213,7 +275,7 @@ def faults(scenario: str, error: Any, tmp_path: Path, every: int) -> None:
             if error is KeyboardInterrupt:
                 assert isinstance(raised, KeyboardInterrupt), f"{name}: {raised!r}"
             elif raised is None:
-                assert found[0] == expected, name  # an explanation may be lost, the verdict not
+                assert found in (expected, "inconclusive"), name  # what explains or decides may be lost
             else:
                 assert isinstance(raised, MemoryError | covector.errors.CovectorError), f"{name}: {raised!r}"
     finally:
@@ -227,12 +289,14 @@ def test_inside_looks_rules_and_writers(scenario: str, error: Any, tmp_path: Pat
     faults(scenario, error, tmp_path, every=61)
 
 
-def test_the_scenarios_enter_every_room(tmp_path: Path) -> None:
-    """A room that has moved would go without faults."""
+def test_the_scenarios_enter_every_file(tmp_path: Path) -> None:
+    """One that is added or has moved would go without faults."""
     with Fault(of_rooms) as seen:
-        for function, size, keywords in SCENARIOS.values():
-            report_on(function, size, tmp_path, **keywords)
-    assert {room for room in ROOMS if any(name.startswith(room) for name in seen.entered)} == set(ROOMS)
+        for run in SCENARIOS.values():
+            verdict_of(run(), tmp_path)
+    files = {path for room in ROOMS for path in (*SOURCE.glob(f"{room}.py"), *SOURCE.glob(f"{room}/**/*.py"))}
+    code = {str(path.relative_to(SOURCE)) for path in files if re.search(r"^ *def ", path.read_text(), re.M)}
+    assert code - {name.partition(":")[0] for name in seen.entered} == LOADED
 
 
 @pytest.mark.sweep
@@ -241,6 +305,32 @@ def test_the_scenarios_enter_every_room(tmp_path: Path) -> None:
 def test_inside_every_look_rule_and_writer(scenario: str, error: Any, tmp_path: Path) -> None:
     """Each function of these rooms that the scenario enters raises once."""
     faults(scenario, error, tmp_path, every=1)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "door", covered([(door,) for door in doors.TRANSFORMS], lambda door: door == "jacfwd")
+)
+def test_inside_every_function_that_takes_derivatives(door: str, error: Any) -> None:
+    """No level, no mode and no graph is left open."""
+    used(door, suited(door), point())
+    with Fault(of_derivatives) as seen:
+        used(door, suited(door), point())
+    for name in sorted(seen.entered):
+        x = point()
+        before, marked = state(), marks([x])
+        raised = None
+        try:
+            with Fault(of_derivatives, error, name):
+                used(door, suited(door), x)
+        except BaseException as caught:
+            raised = caught
+        assert state() == before, name
+        assert marks([x]) == marked, name
+        if error is KeyboardInterrupt:
+            assert isinstance(raised, KeyboardInterrupt), name
+        else:
+            assert raised is None or isinstance(raised, MemoryError | covector.errors.CovectorError), name
 
 
 # --- disks
@@ -298,6 +388,51 @@ def test_a_matrix_for_which_there_is_no_room(suffix: str, tmp_path: Path) -> Non
         jacobian(x)
     assert {path.name for path in tmp_path.iterdir()} <= {"matrix.zarr", "matrix.zarr.json"}
     assert torch.equal(torch.from_numpy(jacobian(x)[:]), covector.jacobian(lambda x: matrix @ x)(x))
+
+
+def in_blocks(path: Any) -> Any:
+    return f"{path}.zarr" if isinstance(path, str) else path
+
+
+WRITERS: dict[str, Callable[[Any], Any]] = {
+    "a page": lambda path: covector.check(wrong_entries, point()).to_html(path),
+    "a plan": lambda path: covector.jacobian_plan(torch.sin, point().detach(), verify=False).save(path),
+    "a matrix": lambda path: covector.jacobian(torch.sin, out=path)(point().detach()),
+    "blocks": lambda path: covector.jacobian(torch.sin, out=in_blocks(path))(point().detach()),
+}
+PLACES = ("null\0.npy", f"{'long' * 100}.npy", "file/matrix.npy", "folder.npy", 3, ())
+
+
+@pytest.mark.parametrize("place", PLACES, ids=[str(place)[:15] for place in PLACES])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_place_that_no_file_can_have(writer: str, place: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """What the system refuses is an error of ours, and nothing is left."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("folder.npy", "folder.npy.zarr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(covector.errors.CovectorError):
+        WRITERS[writer](place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch: Any, tmp_path: Path) -> None:
+    """They are written as escapes, by a report and by the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases.py").write_text(
+        "import covector\n@covector.case((2,), name='\\u0394\\udce9')\ndef f(x): return x.detach() * x\n",
+    )
+    plain = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", plain)
+    assert cli.main(["check", "cases.py", "--jobs", "1"]) == 1
+    covector.check(lambda x: wrong_entries(x["\u0394"]), ({"\u0394": point()},)).show()
+    monkeypatch.undo()
+    said = plain.buffer.getvalue().decode("ascii")
+    assert plain.errors == "strict"
+    assert "FAILED        cases.py::\\u0394\\udce9" in said
+    assert "/ d x['\\u0394'][0]" in said
 
 
 def test_a_device_that_is_full() -> None:
@@ -425,25 +560,34 @@ def test_no_clock_that_can_be_set() -> None:
     """Limits and durations come from clocks that only go forward."""
     settable = {"time", "time_ns", "ctime", "localtime", "gmtime", "now", "utcnow", "today"}
     for path in [*SOURCE.rglob("*.py"), *SOURCE.parent.glob("covector_pytest*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in walked(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
                 assert not settable & {alias.name for alias in node.names}, path
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert not (node.value.id in ("time", "datetime", "date") and node.attr in settable), path
 
 
-@pytest.mark.parametrize("jump", [1e9, pytest.param(-1e9, marks=pytest.mark.sweep)])
-def test_a_clock_that_jumps(jump: float, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """A case that is within its time limit is not lost when the clock is set, and one beyond it is."""
-    (tmp_path / "cases.py").write_text(
-        "import time, covector, torch\n"
-        "covector.case((2,))(torch.sin)\n"
-        "covector.case((2,), name='hangs')(lambda x: time.sleep(1000))\n"
-    )
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(params=[1e9, pytest.param(-1e9, marks=pytest.mark.sweep)])
+def _jumping(request: Any, monkeypatch: Any) -> None:
+    """The clock is set on by thirty years each second, or back."""
     true_time, started = time.time, time.monotonic()
-    monkeypatch.setattr(time, "time", lambda: true_time() + jump * (time.monotonic() - started))
-    assert cli.main(["check", "cases.py", "--jobs", "2", "--timeout", "5"]) == 1
-    said = capsys.readouterr().out
-    assert "PASSED        cases.py::sin" in said
-    assert "TIMED OUT     cases.py::hangs" in said
+    monkeypatch.setattr(time, "time", lambda: true_time() + request.param * (time.monotonic() - started))
+
+
+# Limits that are kept on a busy machine: one that nothing reaches, and one that may be reached at any moment.
+@pytest.mark.usefixtures("_jumping")
+def test_a_clock_that_jumps_ends_no_case(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A case that is within its time limit is not lost when the clock is set."""
+    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--timeout", "inf"]) == 0
+    assert "PASSED        cases.py::sin" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_jumping")
+def test_a_clock_that_jumps_keeps_no_case_alive(monkeypatch: Any) -> None:
+    """One that hangs is stopped at its limit, and the next one is given a process of its own."""
+    with Pool(time.sleep, 1, 1.0, subject=lambda seconds: seconds) as pool:
+        ended = list(pool.run([1000, 2000]))
+    assert [(one.piece, one.lost) for one in ended] == [(1000, "timed out"), (2000, "timed out")]
+    assert all(one.seconds >= 1 for one in ended)

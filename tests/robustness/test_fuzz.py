@@ -11,10 +11,12 @@ import re
 import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
@@ -27,7 +29,7 @@ from covector import scipy as covector_scipy
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError
 from doors import DOORS, NOT_CALLED, TRANSFORMS, Call, ones
-from fuzzed import Example, Function, Leaf, Made, Planted, examples
+from fuzzed import Example, Function, Leaf, Made, Planted, Thing, examples
 from watched import marks, state
 
 pytestmark = [
@@ -89,9 +91,10 @@ def skeleton(tree: Any) -> str:
 def tried(example: Example) -> str:
     """How the call of an example ended; nothing happens that should not."""
     door = DOORS[example.door]
-    inputs = tuple(example.made())
+    listed, keywords = example.made()
+    inputs = tuple(listed)
     function = Made(example.function, lambda f, *args: door.use(Call(f, args, {}, ones)))
-    call = Call(function, inputs, dict(example.keywords), lambda like: directions(example.directions, like))
+    call = Call(function, inputs, keywords, lambda like: directions(example.directions, like))
     tensors = [leaf for leaf in registry.tree_leaves(inputs) if isinstance(leaf, Tensor)]
     tidy = example.function.misbehaviour != "writes to its inputs"
     random = example.function.body != "random"
@@ -203,6 +206,20 @@ KEPT = [
     Example("check_adjoint", function=Function("random", "tensor", "changes shape", 6)),
     Example("check_adjoint", (Leaf(()),), Function("branch", "scalar", "returns None", 12)),
     Example("functionalize", function=Function("exp", "nothing", "writes to its inputs")),
+    Example("gradgradcheck", function=Function("abs", "complex", "changes dtype", 2)),
+    Example("kernelcheck", function=Function("abs", "complex", "changes shape", 3)),
+    Example("kernelcheck", function=Function("abs", "integers", "changes shape", 4)),
+    # Sparse tensors in forward mode.
+    Example("jacfwd", (Leaf(()),), Function("abs", "sparse")),
+    Example("gradgradcheck", (Leaf(), Leaf((0,), "int64", "coo")), keywords={"check_fwd_over_rev": True}),
+    # A negative seed.
+    Example("check", (Leaf(), Leaf((), "float32")), Function("detach"), {"seed": -1}),
+    # What cannot be registered.
+    Example("case", keywords={"dtype": None}),
+    Example("case", keywords={"name": 3}),
+    # Zeros that have no memory, which go into an array or to another process.
+    Example("hessian", function=Function("abs", "scalar"), keywords={"out": Thing("file")}),
+    Example("hessian", function=Function("abs", "scalar"), keywords={"executor": Thing("threads")}),
 ]
 
 
@@ -261,6 +278,29 @@ def test_many_examples(part: int) -> None:
     count = int(os.environ.get("FUZZ", "20000"))
     print(f"FUZZ={count} FUZZ_SEED={SEED}")
     fuzz(max(1, count // 20), 100 + part)()
+
+
+SHAPES = ((2, 3), (0, 0), (2,), (-1, 3), ("a", 2), None, 3, (2**62, 2), (2.0, 3), (True, 2))
+POINTERS = ([0, 1, 2], [0], [0, 2, 1], [0.0, 1.0, 2.0], [0, 1, 2**62], [[0, 1, 2]], ["a"] * 3, [{}] * 3)
+INDICES = ([0, 1], [0, 5], [-1, 1], [0.0, 1.0], [], [2**62, 1], [True, False], [{}] * 2)
+
+
+@pytest.mark.parametrize("make", [np.array, list], ids=["arrays", "lists"])
+def test_patterns_of_anything(make: Any) -> None:
+    """A pattern that is one can be shown and put beside others; what is none is refused."""
+    made = 0
+    for shape, indptr, indices in product(SHAPES, POINTERS, INDICES):
+        try:
+            pattern = covector.SparsityPattern(shape, make(indptr), make(indices))
+        except CovectorError:
+            continue
+        made += 1
+        assert str(pattern)
+        assert pattern.covers(pattern)
+        for other in (pattern.T.T, np.ones((2, 2)), 3, "text"):
+            with suppress(CovectorError):
+                pattern.covers(other)
+    assert made == (1 if make is np.array else 0)
 
 
 def test_every_public_function_is_driven() -> None:

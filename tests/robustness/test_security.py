@@ -21,6 +21,7 @@ from covector import cli
 from covector._index import Line, write_index
 from covector.errors import ArgumentValueError
 from covector.report.report import VERSION
+from test_rooms import parsed, walked
 
 SOURCE = Path(covector.__file__).parent
 FILES = [*SOURCE.rglob("*.py"), *SOURCE.parent.glob("covector_pytest*.py")]
@@ -39,7 +40,7 @@ SENDING = SOURCE / "_tasks" / "sending.py"
 
 @pytest.mark.parametrize("path", [path for path in FILES if path != SENDING], ids=lambda path: path.name)
 def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in walked(parsed(path)):
         if isinstance(node, ast.Import):
             assert not MODULES & {alias.name.partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -58,7 +59,7 @@ def test_arrays_are_read_without_pickle() -> None:
     loads = [
         node
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in walked(parsed(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "load"

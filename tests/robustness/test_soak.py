@@ -16,7 +16,7 @@ from torch.utils import _pytree as registry
 
 import covector
 from covering import covered
-from doors import DOORS, Call, ones
+from doors import DOORS, cubes, suited, used, waves
 from watched import state
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
@@ -51,45 +51,14 @@ def test_nothing_grows(kinds: Any, count: int) -> None:
 # --- many threads
 
 
-def cubes(*inputs: torch.Tensor) -> torch.Tensor:
-    return sum((x**3).sum() for x in inputs)
-
-
-def waves(*inputs: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x.sin() * x for x in inputs])
-
-
-SCALAR = {
-    "grad",
-    "grad_and_value",
-    "hessian",
-    "hessian_blocks",
-    "hessian_diagonal",
-    "hvp",
-    "vhp",
-    "functional.hessian",
-    "functional.hvp",
-    "functional.vjp",
-    "functional.vhp",
-    "sparse_hessian",
-    "hessian_plan",
-    "swap",
-    "scipy.objective",
-    "scipy.hessian_operator",
-}
 # `case` registers for one file at a time; `swap` is one for the whole process.
 ALONE = {"case"}
-LINEAR = {"check_adjoint"}
 
 
 def through(name: str) -> Any:
     """What a door gives for a function of its kind, as plain numbers."""
     x = torch.linspace(0.2, 1.1, 3, dtype=DOUBLE).requires_grad_()
-    inputs: tuple[Any, ...] = (torch.eye(3, dtype=DOUBLE),) if name == "SparsityPattern" else (x,)
-    function: Any = cubes if name in SCALAR else torch.neg if name in LINEAR else waves
-    if name == "compat.get_numerical_jacobian":
-        function = lambda inputs: waves(*inputs)
-    result = DOORS[name].use(Call(function, inputs, {}, ones))
+    result = used(name, suited(name), x)
     return registry.tree_map(_plain, result)
 
 

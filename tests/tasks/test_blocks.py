@@ -224,7 +224,7 @@ MISTAKES = {
     "no folder": (
         lambda: covector.jacobian(mixing, out=f"{os.devnull}/matrix.zarr")(POINT),
         StorageError,
-        "matrix.zarr could not be written: Not a directory",
+        "matrix.zarr.json could not be written: Not a directory",
     ),
     "aux": (
         lambda: covector.jacobian(mixing, has_aux=True, out=np.zeros((40, 30))),

@@ -164,6 +164,13 @@ def test_no_scheduler_is_a_misuse(tmp_path, monkeypatch, capsys):
     assert "--dask tcp://127.0.0.1:1: no scheduler answers there" in capsys.readouterr().err
 
 
+def test_an_empty_address_is_a_misuse(tmp_path, capsys):
+    """As of a variable that is not set; Dask would start a cluster of its own."""
+    (tmp_path / "cases.py").write_text(CASES)
+    assert cli.main(["check", str(tmp_path / "cases.py"), "--dask", ""]) == cli.Exit.MISUSED
+    assert "--dask needs the address of a scheduler" in capsys.readouterr().err
+
+
 def test_without_dask_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     """In a sentence."""
     monkeypatch.setitem(sys.modules, "distributed", None)

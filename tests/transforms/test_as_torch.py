@@ -462,3 +462,26 @@ def test_a_jacobian_of_a_sparse_output():
     assert_close(covector.functional.jacobian(lambda a: a.to_sparse(), x).reshape(4, 4), torch.eye(4))
     with pytest.raises(UnsupportedError, match="_to_sparse"):
         covector.functional.jacobian(lambda a: a.to_sparse(), x, strategy="forward-mode", vectorize=True)
+
+
+absolute = lambda x: x.abs().sum()
+SECOND = {
+    "hessian": lambda x: covector.hessian(absolute)(x),
+    "hessian_blocks": lambda x: covector.hessian_blocks(absolute)(x),
+    "hvp": lambda x: covector.hvp(absolute, (x,), (x,))[1],
+    "vhp": lambda x: covector.vhp(absolute, (x,), (x,))[1],
+    "vjp": lambda x: covector.vjp(covector.grad(absolute), x)[1](x),
+    "linearize": lambda x: covector.linearize(covector.grad(absolute), x)[1](x),
+    "jvp": lambda x: covector.jvp(covector.grad(absolute), (x,), (x,))[1],
+    "functional.hessian": lambda x: covector.functional.hessian(absolute, x),
+    "functional.hvp": lambda x: covector.functional.hvp(absolute, x, x)[1],
+    "functional.vhp": lambda x: covector.functional.vhp(absolute, x, x)[1],
+}
+
+
+@pytest.mark.parametrize("verb", SECOND)
+def test_zeros_have_memory(verb):
+    """The second derivative of an absolute value is, to torch, zeros that cannot be made an array."""
+    (found,) = torch.utils._pytree.tree_leaves(SECOND[verb](torch.ones(3, dtype=torch.float64)))
+    assert not found.numpy().any()
+    assert not found._is_zerotensor()

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -34,25 +35,34 @@ def _nothing_is_said_or_left_open():
     assert forward_ad._current_level == -1
 
 
+@contextmanager
+def another_thread_inside(verb):
+    """Meanwhile another thread is in a function that a verb differentiates, and it loses no tangents."""
+    entered, left = threading.Event(), threading.Event()
+
+    def staying(a):
+        square = a * a
+        entered.set()
+        assert left.wait(WAIT)
+        return square * a
+
+    with ThreadPoolExecutor(1) as pool:
+        stays = pool.submit(VERBS[verb], staying)
+        assert entered.wait(WAIT)
+        try:
+            yield
+        finally:
+            left.set()
+        assert_close(stays.result(WAIT), 3 * x**2 * u)
+
+
 @every_verb
 @pytest.mark.parametrize("other", VERBS)
 def test_one_thread_leaves_while_the_other_is_inside(verb, other):
     """The tangents of the one that stays are not lost, whichever came first."""
     for first, second in ((verb, other), (other, verb)):
-        entered, left = threading.Event(), threading.Event()
-
-        def staying(a, entered=entered, left=left):
-            square = a * a
-            entered.set()
-            assert left.wait(WAIT)
-            return square * a
-
-        with ThreadPoolExecutor(1) as pool:
-            stays = pool.submit(VERBS[first], staying)
-            assert entered.wait(WAIT)
+        with another_thread_inside(first):
             leaves = VERBS[second](torch.sin)
-            left.set()
-            assert_close(stays.result(WAIT), 3 * x**2 * u)
         assert_close(leaves, x.cos() * u)
 
 
@@ -83,38 +93,16 @@ def test_the_first_one_in_leaves_first(verb):
 
 def test_auxiliary_values_carry_no_tangent_away():
     """Also while another thread keeps the level open."""
-    inside, gone = threading.Event(), threading.Event()
-
-    def staying(a):
-        inside.set()
-        assert gone.wait(WAIT)
-        return a.sin()
-
-    with ThreadPoolExecutor(1) as pool:
-        stays = pool.submit(VERBS["jvp"], staying)
-        assert inside.wait(WAIT)
+    with another_thread_inside("jvp"):
         _, _, aux = covector.jvp(lambda a: (a.sin(), 2 * a), (x,), (u,), has_aux=True)
         assert forward_ad.unpack_dual(aux).tangent is None
-        gone.set()
-        assert_close(stays.result(WAIT), x.cos() * u)
 
 
 def test_reverse_mode_beside_forward_mode():
     """A gradient in one thread is that of a thread alone while another is in forward mode."""
-    inside, gone = threading.Event(), threading.Event()
-
-    def staying(a):
-        inside.set()
-        assert gone.wait(WAIT)
-        return a.sin()
-
-    with ThreadPoolExecutor(1) as pool:
-        stays = pool.submit(VERBS["jvp"], staying)
-        assert inside.wait(WAIT)
+    with another_thread_inside("jvp"):
         gradient = covector.grad(lambda a: (a**3).sum())(x)
         hessian = covector.hessian(lambda a: (a**3).sum())(x)
-        gone.set()
-        stays.result(WAIT)
     assert not gradient.requires_grad
     assert not hessian.requires_grad
     assert_close(gradient, 3 * x**2)

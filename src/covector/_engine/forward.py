@@ -17,6 +17,7 @@ from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
+from covector._engine.graph import written_out
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
 from covector._engine.twice import RightRules
@@ -133,7 +134,7 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
             primal = levels.unwrap(primal, level)
             tangent = None if tangent is None else levels.unwrap(tangent, level)
         outputs.append(primal)
-        tangents.append(tangent)
+        tangents.append(tangent if tangent is None else written_out(tangent))
     if aux:
         aux = [_left(leaf, level) if isinstance(leaf, Tensor) else leaf for leaf in aux]
     return Pushed(Evaluation(outputs, spec, aux, aux_spec), tangents)

@@ -44,7 +44,8 @@ def backward(
     if tracing():
         return _autograd_grad(outputs, inputs, cotangents, retain_graph=True, create_graph=record)
     # The last two: inputs need not be reached, and nothing is added to their `.grad`.
-    return _run(tuple(outputs), tuple(cotangents), keep or record, record, tuple(inputs), True, False)
+    found = _run(tuple(outputs), tuple(cotangents), keep or record, record, tuple(inputs), True, False)
+    return [g if g is None or not g._is_zerotensor() else written_out(g) for g in found]
 
 
 def leads_outside(tensor: Tensor) -> bool:
@@ -347,10 +348,11 @@ def undefined(output: Tensor) -> Any:
 
 
 def written_out(tensor: Tensor) -> Tensor:
-    """The tensor, with memory of its own: some backwards return zeros that have none."""
-    if not tensor._is_zerotensor():
-        return tensor
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    """The tensor, with memory of its own: some derivatives of torch's are zeros that have none.
+
+    Such can neither be written to nor be made an array.
+    """
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor
 
 
 def bytes_by_dtype(inner: set[Any]) -> dict[torch.dtype, int]:

@@ -242,11 +242,12 @@ class _SharedLevel:
     def join(self) -> bool:
         """Open the level, or stay in the one that is open; False if that is not ours to close."""
         with self._lock:
+            not_ours = not self._users and dual_level_open()
             # torch.func.jvp reads this counter to know that a dual level is open.
             peer.JVP_NESTING += 1
+            if not_ours:
+                return False
             if not self._users:
-                if dual_level_open():
-                    return False
                 # What forward_ad.enter_dual_level does, without its imports in every call.
                 self._level = torch._C._enter_dual_level()
                 forward_ad._current_level = self._level
@@ -276,7 +277,11 @@ class DualLevel:
         self._mode = torch._C._is_fwd_grad_enabled()
         if not self._mode:
             torch._C._set_fwd_grad_enabled(True)
-        self._joined = _shared.join()
+        try:
+            self._joined = _shared.join()
+        except BaseException:  # an interrupt: who enters in vain does not leave
+            torch._C._set_fwd_grad_enabled(self._mode)
+            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -292,12 +297,18 @@ class JvpLevel:
 
     def __enter__(self) -> Self:
         self.number = stack._jvp_increment_nesting()
-        self._dual = DualLevel().__enter__()
+        try:
+            self._dual = DualLevel().__enter__()
+        except BaseException:
+            stack._jvp_decrement_nesting()
+            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._dual.__exit__(*exception)
-        stack._jvp_decrement_nesting()
+        try:
+            self._dual.__exit__(*exception)
+        finally:
+            stack._jvp_decrement_nesting()
 
 
 @cache
@@ -369,7 +380,9 @@ def dual_level_open() -> bool:
 
 
 def tangent_of(tensor: Tensor) -> Tensor | None:
-    """The tangent that forward mode carries with this tensor, if a level is open."""
+    """The tangent that forward mode carries with this tensor; only strided tensors have one."""
+    if tensor.layout is not torch.strided:
+        return None
     try:
         return forward_ad.unpack_dual(tensor).tangent
     except RuntimeError:

@@ -39,6 +39,7 @@ _LACKING = {
     r"is_coalesced expected sparse coordinate tensor layout": (
         "the second derivative by a sparse tensor along a dense one"
     ),
+    r"(\w+) is not implemented for sparse tensors": r"\1 of sparse tensors",
     r"Sparse division requires a scalar": "a division by a sparse tensor",
     r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
 }

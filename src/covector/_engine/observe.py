@@ -71,7 +71,11 @@ class Observer(DispatchMode):
 
     def __enter__(self) -> Any:
         self._ways_out.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()
+        try:
+            return super().__enter__()
+        except BaseException:  # an interrupt: who enters in vain does not leave
+            self._ways_out.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            raise
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)

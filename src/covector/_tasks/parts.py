@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from covector._engine.captured import LIBRARIES
+from covector._engine.graph import written_out
 from covector.errors import first_sentence
 
 
@@ -146,7 +147,7 @@ def _own(value: Any) -> bytes:
     if isinstance(value, _PLAIN):
         return f"{type(value).__name__} {value!r}".encode()
     if isinstance(value, Tensor):
-        dense = value.detach().cpu()
+        dense = written_out(value.detach()).cpu()
         dense = (dense if dense.layout is torch.strided else dense.to_dense()).resolve_conj().resolve_neg()
         head = f"tensor {value.dtype} {tuple(value.shape)} {value.layout}"
         return head.encode() + dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

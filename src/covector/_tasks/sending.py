@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covector._engine.graph import written_out
 from covector._engine.messages import NOT_WRITABLE
 from covector._tasks.parts import obstacle
 from covector.errors import Caller, CovectorWarning, SendError, WorkerError
@@ -92,7 +93,7 @@ class Wire(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> Wire:
         """The numbers of a tensor."""
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        plain = written_out(tensor.detach()).resolve_conj().resolve_neg().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy()
         return cls(data, plain.dtype, tuple(plain.shape), str(tensor.device))
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from covector._files import remove_parts
+from covector._engine.graph import written_out
+from covector._files import path_of, remove_parts
 from covector._tasks.manifest import Manifest, read
 from covector._tasks.mapping import Block, spans
 from covector._tasks.sending import Span
@@ -51,7 +52,7 @@ class Sink(Protocol):
 def check_out(verb: str, out: Any) -> None:
     """`out` is a path of a known kind, or something like an array."""
     if isinstance(out, str | Path):
-        if Path(out).suffix not in _SUFFIXES:
+        if path_of(out).suffix not in _SUFFIXES:
             raise ArgumentValueError(
                 f"{verb}: out={str(out)!r} must end in .npy (a memory-mapped NumPy file) or "
                 ".zarr (a Zarr array)."
@@ -67,9 +68,9 @@ def begun(caller: Caller, out: Any) -> Manifest | None:
     if not isinstance(out, str | Path):
         return None
     path = _manifest_path(Path(out))
-    if path.exists():
+    if os.path.exists(path):
         return read(caller, path)
-    if Path(out).exists():
+    if os.path.exists(out):
         raise ResumeError(
             f"{caller}: {out} exists, and there is no {path.name} beside it that says what it is. Give "
             "another path, or delete it."
@@ -310,7 +311,7 @@ def place(matrix: Manifest, span: Span) -> tuple[slice, slice]:
 def as_part(matrix: Manifest, block: Block) -> Any:
     """The images of a block as the rows or columns that they are."""
     count = block.span.stop - block.span.start
-    flat = [image.detach().cpu().reshape(count, -1) for image in block.images]
+    flat = [written_out(image.detach()).cpu().reshape(count, -1) for image in block.images]
     flat = [part.float() if part.dtype is torch.bfloat16 else part for part in flat]
     rows = np.concatenate([part.numpy() for part in flat], axis=1).astype(matrix.dtype, copy=False)
     return rows.T if matrix.mode == "forward" else rows

@@ -21,14 +21,14 @@ from covector.verify.problem import Problem
 def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...]]:
     """The backward of a problem's function: inputs and cotangents to gradients."""
     chosen = problem.arguments.chosen
-    shapes = [output.shape for output in problem.graph_outputs]
+    kinds = [(output.shape, output.is_complex()) for output in problem.graph_outputs]
 
     def run(leaves: list[Any]) -> Evaluation:
         args, kwargs = problem.arguments.rebuild(leaves)
         outputs, spec = flatten(tensors_for_outputs(problem.caller, problem.caller.function(*args, **kwargs)))
         kept = [outputs[i] for i in problem.kept if i < len(outputs) and isinstance(outputs[i], Tensor)]
-        if [output.shape for output in kept] != shapes:
-            raise ShapeChange("the function returns fewer tensors, or others in shape, than it did before")
+        if [(output.shape, output.is_complex()) for output in kept] != kinds:
+            raise ShapeChange("the function returns fewer tensors, or others in shape or kind, than before")
         return Evaluation(kept, spec, [], None)
 
     def pull(*args: Any) -> tuple[Tensor, ...]:

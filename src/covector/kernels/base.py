@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covector._engine.messages import is_out_of_memory
 from covector._random import seeded
 from covector.kernels.bench import Bench, Sample, compact, raised
 from covector.kernels.comparison import PASSING_SHARE, Comparison
@@ -31,7 +32,8 @@ def compared(bench: Bench) -> list[Comparison]:
     try:
         run = bench.run_first()
     except Exception as error:
-        return [Comparison("kernel", Outcome.FAILED, f"it {raised(error)}")]
+        outcome = Outcome.INCONCLUSIVE if is_out_of_memory(error) else Outcome.FAILED
+        return [Comparison("kernel", outcome, f"it {raised(error)}")]
     found = bench.compared(run, bench.truths)
     moved = _elsewhere(bench)
     return [_settled(bench, _guarded(one, moved)) for one in found]

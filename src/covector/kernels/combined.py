@@ -20,7 +20,7 @@ from covector._random import seeded
 from covector.kernels.bench import Bench, Sample, Truths, compact, raised
 from covector.kernels.comparison import Comparison
 from covector.kernels.layouts import CONTIGUOUS, EXPANDED, STRIDED, Layout, laid_out
-from covector.kernels.row import Row, Status, as_compared, row_of
+from covector.kernels.row import Row, Status, as_compared, row_of, row_of_error
 from covector.kernels.subject import variables
 from covector.verify.leaves import is_differentiable
 
@@ -245,5 +245,5 @@ def judged(
     try:
         run = bench.run(variables(leaves, wanted), cotangents, way)
     except Exception as error:
-        return Row(way, Status.FAILED, raised(error))
+        return row_of_error(way, error)
     return row_of(way, list(map(held, bench.compared(run, truths, wanted))))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from covector._engine.messages import is_out_of_memory
+from covector.kernels.bench import raised
 from covector.kernels.comparison import BEYOND_DOUBT, BROADLY, WHOLE, Comparison
 from covector.verify.finding import Outcome
 
@@ -54,6 +56,11 @@ def row_of(way: str, comparisons: Sequence[Comparison]) -> Row:
         return Row(way, Status.SKIPPED, "there is nothing to compare")
     text = f"{worst.name}: {worst.summary}" if worst.summary else ""
     return Row(way, _OF_OUTCOME[worst.outcome], text, worst)
+
+
+def row_of_error(way: str, error: Exception) -> Row:
+    """A way in which the kernel raises has failed; without memory for it, it may be right all the same."""
+    return Row(way, Status.UNSUPPORTED if is_out_of_memory(error) else Status.FAILED, raised(error))
 
 
 def as_compared(comparison: Comparison) -> Comparison:

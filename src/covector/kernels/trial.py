@@ -16,7 +16,7 @@ from covector.kernels.comparison import Comparison
 from covector.kernels.findings import base_finding, lens_finding
 from covector.kernels.lenses.table import Lens
 from covector.kernels.precise import precise
-from covector.kernels.row import Row, Status
+from covector.kernels.row import Row, Status, row_of_error
 from covector.kernels.subject import variables
 from covector.verify.finding import Finding, Outcome
 from covector.verify.leaves import doubled, is_differentiable
@@ -113,5 +113,5 @@ def _rows(lens: Lens, bench: Bench, combined: Combined) -> list[Row]:
     try:
         rows.extend(lens.look(bench, combined))
     except Exception as error:
-        rows.append(Row(lens.name, Status.FAILED, raised(error)))
+        rows.append(row_of_error(lens.name, error))
     return rows

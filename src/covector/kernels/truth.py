@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covector._chart import ShapeChange
 from covector._lazy import lazy
 from covector.kernels.limits import freedom_of_reference
 from covector.kernels.slices import Slicing, slicings
@@ -180,6 +181,8 @@ def _share(floor: Tensor, size: Tensor) -> float:
 def truth_of(name: str, golden: Tensor, eager: Tensor, runs: list[Tensor]) -> Truth:
     """A tensor of the reference: in float64, in the dtype, and in the dtype with inputs nudged."""
     exact, seen = real(golden), real(eager)
+    if any(run.shape != golden.shape for run in (eager, *runs)):
+        raise ShapeChange(f"{name} of the reference has another shape each time")
     errors = torch.stack([real(run) - exact for run in runs])
     judged = exact.isfinite() & seen.isfinite() & errors.isfinite().all(0)
     errors = torch.where(judged, errors, 0.0)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covector._files import write_text
+from covector._files import path_of, write_text
 from covector.errors import ArgumentValueError
 from covector.verify.finding import Finding, Outcome, Table
 
@@ -142,13 +142,13 @@ class Report:
                 read from data, or an array cannot hold them.
         """
         again = None if self.source is None else self.source.again
-        if again is None or not again.save(Path(path)):
+        if again is None or not again.save(path_of(path)):
             raise ArgumentValueError(
                 f"Report.save_inputs: `reproduce` of {self.title} loads no inputs: there is nothing to save. "
                 "It loads those of a failed check that it cannot make itself, if they are strided tensors on "
                 "the CPU; the report has to be the one that the check gave."
             )
-        return Path(path)
+        return path_of(path)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write a page that shows the report, both Jacobians and the suspects step by step; give its path.
@@ -159,7 +159,7 @@ class Report:
         """
         from covector.report.page import page
 
-        shown, path = self, Path(path)
+        shown, path = self, path_of(path)
         again = None if self.source is None else self.source.again
         if again is not None and again.save(path.with_suffix(".npz")):
             shown = replace(self, reproduce=again.text(str(path.with_suffix(".npz"))))

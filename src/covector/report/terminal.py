@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
+from covector._files import escaping
 from covector.report.report import Report, heading
 from covector.verify.finding import Finding, Mismatch, Outcome, Table
 
@@ -140,6 +141,11 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def show(report: Report, file: Any = None) -> None:
     """Print the report, in colour if the file is a terminal that shows it."""
     file = sys.stdout if file is None else file
+    with escaping(file):
+        _show(report, file)
+
+
+def _show(report: Report, file: Any) -> None:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not file.isatty():
         print(report, file=file)
         return

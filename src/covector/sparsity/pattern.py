@@ -38,6 +38,17 @@ class SparsityPattern:
     indptr: Integers
     indices: Integers
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(array, np.ndarray) for array in (self.indptr, self.indices)):
+            raise ArgumentTypeError(
+                f"SparsityPattern: indptr and indices must be NumPy arrays, got {type(self.indptr).__name__} "
+                f"and {type(self.indices).__name__}. SparsityPattern.of makes a pattern of any matrix."
+            )
+        if (wrong := _misfit(self.shape, self.indptr, self.indices)) is not None:
+            raise ArgumentValueError(
+                f"SparsityPattern: {wrong}. SparsityPattern.of makes a pattern of any matrix."
+            )
+
     @classmethod
     def of(cls, matrix: Any) -> SparsityPattern:
         """The pattern of a torch tensor (dense or sparse), a SciPy matrix, an array, or a pattern itself.
@@ -99,13 +110,18 @@ class SparsityPattern:
         dense[torch.from_numpy(self.rows), torch.from_numpy(self.indices)] = True
         return dense
 
-    def __or__(self, other: Any) -> SparsityPattern:
+    def _beside(self, other: Any) -> SparsityPattern:
+        """The other pattern, if it is of the same shape."""
         other = SparsityPattern.of(other)
         if other.shape != self.shape:
             raise ArgumentValueError(
-                f"SparsityPattern: a union needs two patterns of one shape, got {_size(self.shape)} and "
+                f"SparsityPattern: this needs two patterns of one shape, got {_size(self.shape)} and "
                 f"{_size(other.shape)}."
             )
+        return other
+
+    def __or__(self, other: Any) -> SparsityPattern:
+        other = self._beside(other)
         return SparsityPattern.from_csr(sparse.csr_array(self.to_scipy() + other.to_scipy()))
 
     union = __or__
@@ -124,7 +140,7 @@ class SparsityPattern:
 
     def missing(self, other: SparsityPattern) -> SparsityPattern:
         """The entries of another pattern that this one lacks."""
-        extra = other.to_scipy().astype(np.int8) - self.to_scipy().astype(np.int8)
+        extra = self._beside(other).to_scipy().astype(np.int8) - self.to_scipy().astype(np.int8)
         return SparsityPattern.from_csr(sparse.csr_array(extra > 0))
 
     def covers(self, other: SparsityPattern) -> bool:
@@ -151,6 +167,22 @@ class SparsityPattern:
         from covector.sparsity.plot import plot
 
         return plot(self, coloring, axes)
+
+
+def _misfit(shape: Any, indptr: NDArray[Any], indices: NDArray[Any]) -> str | None:
+    """What does not fit together."""
+    is_shape = type(shape) is tuple and len(shape) == 2 and all(type(size) is int for size in shape)
+    if not is_shape or min(shape) < 0:
+        return f"the shape is {shape!r}, not that of a matrix"
+    if any(array.dtype != np.int64 or array.ndim != 1 for array in (indptr, indices)):
+        return "its arrays are not rows of integers (int64)"
+    if len(indptr) != shape[0] + 1:
+        return f"{shape[0]} rows need {shape[0] + 1} numbers in indptr, not {len(indptr)}"
+    if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        return "its rows overlap"
+    if len(indices) > 0 and (indices.min() < 0 or indices.max() >= shape[1]):
+        return "an index lies outside of the matrix"
+    return None
 
 
 def _size(shape: tuple[int, int]) -> str:

@@ -123,7 +123,10 @@ def _fitting(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Sav
     if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays.values()):
         raise _Damage("its arrays are not rows of integers")
     shape = (facts["shape"][0], facts["shape"][1])
-    pattern = SparsityPattern(shape, arrays["indptr"], arrays["indices"])
+    try:
+        pattern = SparsityPattern(shape, arrays["indptr"], arrays["indices"])
+    except ArgumentValueError as error:
+        raise _Damage(str(error)) from None
     coloring = Coloring(facts["kind"], shape, arrays["columns"], arrays["rows"], arrays["source"])
     wrong = _misfit(pattern, coloring)
     if wrong is not None:
@@ -134,15 +137,13 @@ def _fitting(facts: dict[str, Any], arrays: dict[str, NDArray[np.int64]]) -> Sav
 def _misfit(pattern: SparsityPattern, coloring: Coloring) -> str | None:
     """What does not fit together in a file."""
     rows, columns = pattern.shape
-    sizes = (len(pattern.indptr), len(coloring.columns), len(coloring.rows), len(coloring.source))
-    if sizes != (rows + 1, columns, rows, pattern.nnz):
+    sizes = (len(coloring.columns), len(coloring.rows), len(coloring.source))
+    if sizes != (columns, rows, pattern.nnz):
         return "its arrays do not fit together"
-    if pattern.indptr[0] != 0 or pattern.indptr[-1] != pattern.nnz or (np.diff(pattern.indptr) < 0).any():
-        return "its rows overlap"
     if _outside(coloring.columns, -1, columns) or _outside(coloring.rows, -1, rows):
         return "it has more colours than columns or rows"
     elements = coloring.forward * rows + coloring.reverse * columns
-    if _outside(pattern.indices, 0, columns) or _outside(coloring.source, 0, elements):
+    if _outside(coloring.source, 0, elements):
         return "an index lies outside of the matrix"
     return check_valid(pattern, coloring)
 

@@ -122,7 +122,7 @@ def unit(size: int, index: int) -> Tensor:
 @kept
 def uneven(size: int, seed: int) -> Tensor:
     """Powers of two: a few ones, others much smaller, and in runs that make up half of it, zeros."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed % 2**64)  # of NumPy's, which takes no negative one
     powers = np.where(generator.random(size) < _ONES, 0.0, generator.integers(-10, -3, size))
     run = max(1, min(_RUN, size // 4))
     kept = np.repeat(generator.random(size // run + 1) < 0.5, run)[:size]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from covector._lazy import lazy
-from covector.kernels.bench import Bench, Sample, Truths, raised
+from covector.kernels.bench import Bench, Sample, Truths
 from covector.kernels.combined import Combined, judged
-from covector.kernels.row import Row, Status
+from covector.kernels.row import Row, Status, row_of_error
 from covector.kernels.subject import Run, detached, random_like, variables
 from covector.kernels.truth import real, ulp
 from covector.verify.leaves import is_differentiable
@@ -138,7 +138,7 @@ def _row(bench: Bench, way: str, first: Run, make: Callable[[], list[Run]]) -> R
     try:
         runs = make()
     except Exception as error:
-        return Row(way, Status.FAILED, raised(error))
+        return row_of_error(way, error)
     names = [*bench.names_of(first.outputs), *(f"grad {name}" for name in bench.names)]
     expected = [*first.outputs, *first.gradients]
     apart = 0.0

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from covector._engine.rounding import EVERY, RandomRounding
-from covector.kernels.bench import Bench, Sample, Truths, raised
+from covector.kernels.bench import Bench, Sample, Truths
 from covector.kernels.combined import Combined, judged, truths_or_row
 from covector.kernels.comparison import Comparison
-from covector.kernels.row import Row, Status, as_compared, beyond_doubt, broadly_wrong, row_of
+from covector.kernels.row import Row, Status, as_compared, beyond_doubt, broadly_wrong, row_of, row_of_error
 from covector.kernels.subject import Run, variables
 from covector.kernels.truth import Truth
 from covector.verify.finding import Outcome
@@ -149,7 +149,7 @@ def _special(bench: Bench, special: Special) -> Row:
         with torch.no_grad():
             outputs = bench.kernel(variables(leaves, ()))
     except Exception as error:
-        return Row(way, Status.FAILED, raised(error))
+        return row_of_error(way, error)
     return row_of(way, list(map(special.held, bench.compared_outputs(Run(outputs), truths))))
 
 
