@@ -191,7 +191,7 @@ def test_directions_are_as_many_as_were_asked_for_however_large_they_are(size):
 def test_a_large_direction_moves_every_input_however_it_lies_in_memory():
     """It is made in pieces, which end anywhere in the inputs; and each run makes the same steps."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(40_000,), (300, 200), (), (70_000,)]
+    shapes = [(300_000,), (400, 1000), (), (400_000,)]
     first, matrix, number, last = (
         torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes
     )

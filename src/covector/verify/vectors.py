@@ -77,8 +77,8 @@ class Drawn(NamedTuple):
         generator = np.random.default_rng(self.seed)
         for start in range(0, self.size, PIECE):
             span = slice(start, min(start + PIECE, self.size))
-            drawn = generator.integers(0, 256, (1, span.stop - start), dtype=np.uint8)
-            yield span, _OF_A_BYTE[drawn]
+            drawn = np.frombuffer(generator.bytes(span.stop - start), dtype=np.uint8)
+            yield span, np.take(_OF_A_BYTE, drawn[None])
 
 
 @kept
