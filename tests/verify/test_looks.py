@@ -261,3 +261,8 @@ def test_a_kink_that_no_half_reaches_leads_to_no_column() -> None:
     columns, steps, off = np.arange(64), np.full(64, 1e-6), np.full(1, 1.2e-5)
     assert list(columns_apart(numeric, analytic, columns, steps, 1e-8, off)) == []
     assert numeric.runs == 4
+
+
+def test_large_directions_of_any_seed():
+    """A seed may be negative."""
+    assert covector.check(torch.sum, torch.rand(1_100_000, dtype=torch.float64, requires_grad=True), seed=-5)

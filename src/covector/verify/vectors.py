@@ -74,7 +74,7 @@ class Drawn(NamedTuple):
 
     def pieces(self) -> Pieces:
         """Some of them at a time, from the first on, as a row."""
-        generator = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.seed % 2**64)
         for start in range(0, self.size, PIECE):
             span = slice(start, min(start + PIECE, self.size))
             drawn = np.frombuffer(generator.bytes(span.stop - start), dtype=np.uint8)
