@@ -175,3 +175,34 @@ def test_small_outputs_are_the_same_in_double_precision_too(fast: bool) -> None:
     x = torch.linspace(0.25, 1, 6).requires_grad_()
     report = covector.check(function, x, fast_mode=fast)
     assert report.outcome == "failed"
+
+
+@pytest.mark.parametrize("size", [120, 300])
+@pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])
+def test_the_rounding_of_large_entries_hides_no_small_ones(fast: bool, size: int) -> None:
+    """Entries of 1e4 are rounded by 1e-3; beside them, one of 1e-2 that is zero in float32 is wrong."""
+
+    def layer(factor: float):
+        class Scaled(Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.cat([1e4 * x[:-2], 1e-2 * x[-2:].sin()])
+
+            @staticmethod
+            def backward(ctx, g):
+                (x,) = ctx.saved_tensors
+                small = 1e-2 * x[-2:].cos() * (factor if x.dtype is torch.float32 else 1.0)
+                return torch.cat([1e4 * g[:-2], g[-2:] * small])
+
+        return Scaled.apply
+
+    x = normal(size).requires_grad_()
+    assert covector.check(layer(1.0), x, fast_mode=fast)
+    assert covector.check(layer(0.0), x, fast_mode=fast).outcome == "failed"
+
+
+def test_forward_mode_of_many_numbers_in_low_precision() -> None:
+    """Its rounding is measured with as many cotangents as it was compared along."""
+    x = normal(129, dtype=torch.bfloat16).requires_grad_()
+    assert covector.check(torch.sin, x, check_forward_ad=True)

@@ -32,10 +32,10 @@ def tensors_alive() -> list[Tensor]:
 @pytest.mark.parametrize(
     ("dtype", "keywords", "most"),
     [
-        (torch.float64, {}, 6),
-        (torch.float64, {"fast_mode": True}, 6),
+        (torch.float64, {}, 7),
+        (torch.float64, {"fast_mode": True}, 7),
         (torch.float64, {"fast_mode": True, "max_entries": 100}, 2),
-        (torch.float32, {}, 11),
+        (torch.float32, {}, 12),
     ],
 )
 def test_a_check_keeps_few_vectors_of_the_size_of_the_input(dtype, keywords, most):

@@ -501,3 +501,14 @@ def test_a_backward_whose_solver_has_an_absolute_tolerance_is_not_linear(relativ
     if not relative:
         assert {finding.check for finding in report.findings if finding.outcome == "failed"} == {"linearity"}
         assert "tolerance is absolute" in str(report)
+
+
+@both_modes
+def test_a_derivative_of_the_same_value_in_double_precision_may_belong_to_another_function(
+    fast: bool,
+) -> None:
+    """In float32 it is another function, which has the same value at the point and another slope."""
+    square = lambda x: x**2 if x.dtype == torch.float32 else x**3
+    cubed = ruled(square, lambda g, x: 3 * g * x * x)
+    assert passes(cubed, torch.ones(6, requires_grad=True), fast_mode=fast)
+    assert not passes(cubed, torch.full((6,), 1.5, requires_grad=True), fast_mode=fast)

@@ -191,7 +191,7 @@ def test_directions_are_as_many_as_were_asked_for_however_large_they_are(size):
 def test_a_large_direction_moves_every_input_however_it_lies_in_memory():
     """It is made in pieces, which end anywhere in the inputs; and each run makes the same steps."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(40_000,), (300, 200), (), (70_000,)]
+    shapes = [(300_000,), (400, 1000), (), (400_000,)]
     first, matrix, number, last = (
         torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes
     )
@@ -261,3 +261,8 @@ def test_a_kink_that_no_half_reaches_leads_to_no_column() -> None:
     columns, steps, off = np.arange(64), np.full(64, 1e-6), np.full(1, 1.2e-5)
     assert list(columns_apart(numeric, analytic, columns, steps, 1e-8, off)) == []
     assert numeric.runs == 4
+
+
+def test_large_directions_of_any_seed():
+    """A seed may be negative."""
+    assert covector.check(torch.sum, torch.rand(1_100_000, dtype=torch.float64, requires_grad=True), seed=-5)

@@ -23,6 +23,9 @@ from covector.verify.numeric import Numeric
 from covector.verify.steps import Columns, steps_made
 from covector.verify.vectors import PIECE, Drawn, Pieces, kept, weights
 
+# Steps of so many numbers (8 MB) are made anew for each use; of fewer, that would take more time than room.
+_MANY = 1 << 20
+
 
 @dataclass(frozen=True)
 class Look:
@@ -72,6 +75,8 @@ class Look:
         """The steps that are really made: a point is rounded."""
         if self.columns is not None and length == 1:
             return numeric.steps.array(numeric.eps)[self.columns, None]
+        if self.width <= PIECE:
+            return next(piece for _, piece in self.pieces(numeric, length))
         steps = np.empty((len(self), self.width))
         for span, piece in self.pieces(numeric, length):
             steps[:, span] = piece
@@ -81,8 +86,7 @@ class Look:
         """The same times a number, some columns at a time: there may be little memory beside them."""
         for span, wanted, columns in self._wanted(numeric, length):
             steps = steps_made(numeric.problem.point[columns], wanted)
-            steps *= times
-            yield span, steps
+            yield span, steps if times == 1 else times * steps
 
     def _wanted(self, numeric: Numeric, length: float) -> Iterator[tuple[slice, np.ndarray, Columns]]:
         """The steps of some columns at a time before rounding, and which these are."""
@@ -92,11 +96,9 @@ class Look:
 
     def _weights(self) -> Pieces:
         if isinstance(self.weights, Drawn):
-            yield from self.weights.pieces()
-            return
-        for start in range(0, self.width, PIECE):
-            span = slice(start, start + PIECE)
-            yield span, self.weights[:, span]
+            return self.weights.pieces()
+        spans = (slice(start, start + PIECE) for start in range(0, self.width, PIECE))
+        return ((span, self.weights[:, span]) for span in spans)
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
         """The smallest step along each direction, of length one and before rounding."""
@@ -122,8 +124,14 @@ class Look:
 
     def compare(self, numeric: Numeric, analytic: Analytic, length: float) -> tuple[np.ndarray, np.ndarray]:
         """What the derivative says, and the smallest step, of one direction whose steps nobody keeps."""
-        expected = analytic.mixed_in_pieces(self.pieces(numeric, length)).T
-        return expected, _least(steps for _, steps in self.pieces(numeric, length))
+        least: list[np.ndarray] = []
+
+        def pieces() -> Pieces:
+            for span, steps in self.pieces(numeric, length):
+                least.append(_least([steps]))
+                yield span, steps
+
+        return analytic.mixed_in_pieces(pieces()).T, reduce(np.minimum, least)
 
 
 def _least(parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -140,7 +148,7 @@ def singles(size: int) -> Look:
 def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
     """All columns at once, along random directions. Their weights take few bytes: there may be many."""
     share = constants.FAST_SHARE if fast else constants.SUM_SHARE
-    if count == 1 and size > PIECE:
+    if count == 1 and size > _MANY:
         return Look("signs", None, Drawn(size, seed + 1), share)
     drawn = weights(count * size, seed + 1).numpy().astype(np.float32)
     return Look("signs", None, drawn.reshape(count, size), share)

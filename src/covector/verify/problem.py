@@ -395,10 +395,13 @@ class Problem:
     def _move(self, point: np.ndarray, shift: Shift | None = None) -> None:
         """Put other numbers into the leaves."""
         if self._arrays is not None and not isinstance(self.inputs, Sampled):
-            if shift is not None and all(array.flags.c_contiguous for array in self._arrays):
+            if shift is None:
+                there = point
+            elif point.size > PIECE and all(array.flags.c_contiguous for array in self._arrays):
                 self._shift(self._arrays, point, shift)
                 return
-            there = point if shift is None else shift.shifted(point)
+            else:
+                there = shift.shifted(point)
             for array, place in zip(self._arrays, self.inputs.places, strict=True):
                 array[...] = there[place.start : place.stop].reshape(array.shape)
             return

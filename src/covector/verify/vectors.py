@@ -74,11 +74,11 @@ class Drawn(NamedTuple):
 
     def pieces(self) -> Pieces:
         """Some of them at a time, from the first on, as a row."""
-        generator = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.seed % 2**64)
         for start in range(0, self.size, PIECE):
             span = slice(start, min(start + PIECE, self.size))
-            drawn = generator.integers(0, 256, (1, span.stop - start), dtype=np.uint8)
-            yield span, _OF_A_BYTE[drawn]
+            drawn = np.frombuffer(generator.bytes(span.stop - start), dtype=np.uint8)
+            yield span, np.take(_OF_A_BYTE, drawn[None])
 
 
 @kept
