@@ -233,6 +233,7 @@ class Examiner:
         better = self._extrapolated(worst).suspects(self.tol)
         return self._still_off(others) if better is None else _joined([better, *others])
 
+    @np.errstate(all="ignore")
     def _noise(self, suspects: Compared, worst: Compared) -> _Noise | None:
         """The noise that explains a disagreement; None if it shrinks with the step, as no noise does.
 
