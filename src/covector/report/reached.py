@@ -51,8 +51,8 @@ def _global_names(function: Any) -> Iterator[Reached]:
     script = sys.modules.get("__main__")
     place = getattr(function, "__module__", None) or ""
     own = getattr(function, "__qualname__", "")
-    for module in (sys.modules.get(place), script):
-        for name in (own, *vars(module)) if module else ():
+    for module in filter(None, (sys.modules.get(place), script)):
+        for name in (own, *vars(module)):
             if not _is_named(module, name, function):
                 continue
             if module is script:
