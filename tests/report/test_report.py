@@ -696,9 +696,9 @@ def test_inputs_that_are_made_again_are_not_saved(tmp_path):
         with pytest.raises(covector.errors.ArgumentValueError) as caught:
             nothing.save_inputs(tmp_path / "inputs.npz")
         assert str(caught.value) == (
-            "Report.save_inputs: there is nothing to save: the code under `reproduce` reads no file. It reads "
-            "one where a check failed on strided tensors on the CPU that the code can neither write out nor "
-            "draw again; a report that was read from data has lost them."
+            "Report.save_inputs: there is nothing to save: the code under `reproduce` reads no file. It "
+            "reads one where a check failed on strided tensors on the CPU that the code can neither write "
+            "out nor draw again; a report that was read from data has lost them."
         )
     assert list(tmp_path.iterdir()) == []
     assert unknown.save_inputs(tmp_path / "inputs.npz") == tmp_path / "inputs.npz"
