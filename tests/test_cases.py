@@ -121,6 +121,12 @@ MISUSE = [
     (lambda: covector.case((3,), order=3), ValueError, "case: order must be 1 or 2, got 3"),
     (lambda: covector.case((3,), kwargs=3), TypeError, "case: kwargs must be a dict, got 3"),
     (lambda: covector.case(lambda x: x), TypeError, "@covector.case((3, 4))"),
+    (
+        lambda: covector.case(4, 3)(torch.sin),
+        TypeError,
+        "case: the inputs are 4, 3, and no tensor to differentiate by. A shape is a tuple: case((4, 3)).",
+    ),
+    (lambda: covector.case(4)(torch.sin), TypeError, "A shape is a tuple: case((4,))."),
     (lambda: covector.case((3,))(3), TypeError, "case: only a function can be checked, got 3"),
     (lambda: covector.case((3,))(torch.nn.Tanh), TypeError, "case: Tanh is a class. Pass an instance of it"),
 ]

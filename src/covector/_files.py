@@ -17,6 +17,17 @@ from uuid import uuid4
 
 from covector.errors import ArgumentTypeError, StorageError
 
+# What to do about an error of writing; about any other, the last.
+_ADVICE = {
+    errno.ENOENT: "Create the folder {folder}, or name another place.",
+    errno.ENOTDIR: "A part of the path is a file, not a folder: name another place.",
+    errno.EACCES: "Give yourself the right to write there, or name another place.",
+    errno.EPERM: "Give yourself the right to write there, or name another place.",
+    errno.ENOSPC: "Make room, or name another place.",
+    errno.EFBIG: "Make room, or name another place.",
+}
+_ELSEWHERE = "Name another place."
+
 # Of the name of a file, what the one beside it is called by: names have at most 255 bytes.
 _LONGEST = 50
 
@@ -30,6 +41,11 @@ def path_of(path: Any) -> Path:
     if "\0" in name:
         raise StorageError(errno.EINVAL, f"{name!r} is no path: it has a null character. Name another place.")
     return Path(name)
+
+
+def advice(error: OSError, path: Path) -> str:
+    """What to do about a file that could not be written."""
+    return _ADVICE.get(error.errno or 0, _ELSEWHERE).format(folder=path.parent)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -52,7 +68,7 @@ def write(path: str | os.PathLike[str], content: Callable[[IO[bytes]], Any]) -> 
         raise StorageError(
             error.errno,
             f"{path} could not be written: {error.strerror or error}. Nothing was changed there. "
-            "Make room, or name another place.",
+            f"{advice(error, path)}",
         ) from error
     finally:
         if not straight:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from reprlib import repr as shortened
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -269,14 +270,11 @@ def _requested(
     caller: Caller, argnums: Argnums, argnames: Argnames, count: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     names = (argnames,) if isinstance(argnames, str) else _texts(caller, argnames)
+    check_argnums(caller, argnums)
     if argnums is None:
         positions = tuple(range(count))
     elif isinstance(argnums, tuple):
         positions = argnums
-    elif not isinstance(argnums, int) or isinstance(argnums, bool):
-        raise ArgumentTypeError(
-            f"{caller}: argnums must be an int, a tuple of ints, or None for all, got {_got(caller, argnums)}"
-        )
     elif names:
         if argnums != 0:
             raise ArgumentValueError(
@@ -305,16 +303,29 @@ def _texts(caller: Caller, argnames: Argnames) -> tuple[str, ...]:
     return tuple(argnames)
 
 
-def _got(caller: Caller, argnum: Any) -> str:
-    """What was given for argnums; a tensor, if the call is one of torch.autograd.functional's."""
-    if isinstance(argnum, Tensor):
-        return f"a tensor. {caller.verb}(f, x) is in covector.functional; here it is {caller.verb}(f)(x)."
-    return f"{argnum!r} ({type(argnum).__name__})."
+def check_argnums(caller: Caller, argnums: Any, instead: str = "") -> None:
+    """Refuse what is no int, no tuple of ints and not None; of an input, say what to write `instead`."""
+    if argnums is None:
+        return
+    several = isinstance(argnums, tuple)
+    for argnum in argnums if several else (argnums,):
+        if not isinstance(argnum, int) or isinstance(argnum, bool):
+            expected = "hold ints" if several else "be an int, a tuple of ints, or None for all"
+            got = (
+                "a tensor" if isinstance(argnum, Tensor) else f"{shortened(argnum)} ({type(argnum).__name__})"
+            )
+            hint = f" {instead}" if instead and _is_input(argnum) else ""
+            raise ArgumentTypeError(f"{caller}: argnums must {expected}, got {got}.{hint}")
 
 
-def _position(caller: Caller, argnum: Any, count: int) -> int:
-    if not isinstance(argnum, int) or isinstance(argnum, bool):
-        raise ArgumentTypeError(f"{caller}: argnums must hold ints, got {_got(caller, argnum)}")
+def _is_input(value: Any) -> bool:
+    """Whether this is no position but what a function is called with: a tensor, an array, or numbers."""
+    if isinstance(value, list):
+        return any(map(_is_input, value))
+    return isinstance(value, Tensor | float | complex) or bool(getattr(value, "shape", ()))
+
+
+def _position(caller: Caller, argnum: int, count: int) -> int:
     if not -count <= argnum < count:
         raise ArgumentValueError(
             f"{caller}: argnums={argnum} is out of range: the call has {count} positional "

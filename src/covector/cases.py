@@ -123,6 +123,8 @@ def case(
 
     def register(target: Target) -> Target:
         function = _callable(target)
+        if not kwargs and not isinstance(target, torch.nn.Module):
+            _refuse_sizes(inputs)
         called = name or _name(target)
         for one in dtypes:
             label = called if len(dtypes) == 1 else f"{called}[{str(one).removeprefix('torch.')}]"
@@ -221,6 +223,15 @@ def _validate(
     known = _OPTIONS if reference is None else _KERNEL_OPTIONS
     if unknown := sorted(set(options) - set(known)):
         raise ArgumentTypeError(f"case: unknown keyword {unknown[0]}; it takes {', '.join(known)}.")
+
+
+def _refuse_sizes(inputs: tuple[Any, ...]) -> None:
+    """Refuse ints as the only inputs: nothing could be differentiated by, and a shape was meant."""
+    if inputs and all(type(value) is int for value in inputs):
+        raise ArgumentTypeError(
+            f"case: the inputs are {', '.join(map(str, inputs))}, and no tensor to differentiate by. "
+            f"A shape is a tuple: case({inputs})."
+        )
 
 
 def _callable(target: Any) -> Callable[..., Any]:

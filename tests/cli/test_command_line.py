@@ -91,7 +91,7 @@ CASES = {
             def backward(ctx, g):
                 return 3 * g * ctx.saved_tensors[0]
 
-        covector.case(3)(torch.sin)
+        covector.case(3.0)(torch.sin)
         covector.case((2,), name="<script>")(torch.cos)
     """,
     "syntax.py": "import covector\ndef f(:\n    pass\n",

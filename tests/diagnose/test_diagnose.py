@@ -156,7 +156,7 @@ def test_a_factor_that_is_an_input_is_said_in_words():
     scaled = ruled(torch.mul, lambda g, x, w: (g * w, (g * x).sum(0) * w))
     ((rule, evidence),) = said(scaled, away((4, 3), (3,)))
     assert rule == "power"
-    assert evidence == "`backward` returns a gradient that has the factor `arg1` too many for input `arg1`"
+    assert evidence == "`backward` returns a gradient that has the extra factor `arg1` for input `arg1`"
 
 
 def test_a_backward_that_writes_into_its_cotangent_is_all_that_is_told():
@@ -228,7 +228,7 @@ KINDS = {
     "a magnitude that is not divided by": (
         ruled(torch.abs, lambda g, z: g * z),
         normal((5,), dtype=torch.complex128),
-        "returns a derivative with the factor output too many for input `arg0`",
+        "returns a derivative that has the extra factor `output` for input `arg0`",
     ),
     "group normalisation": (
         ruled(lambda x: F.group_norm(x, 2), without_variance),
@@ -1146,7 +1146,7 @@ ASSORTED = {
         ),
         ((12,),),
         "chain rule",
-        "the numeric gradient plus 2 sigmoid(`x`) output: a term of the product rule",
+        "the numeric gradient plus 2 sigmoid(`x`) `output`: a term of the product rule",
     ),
     "a hinge with another margin": (
         ruled(

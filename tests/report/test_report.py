@@ -604,6 +604,41 @@ for given in (Twice.apply, cube, layer):
 print(covector.check(Layer(), x).reproduce)
 """
 
+MODULE = """\
+import torch
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+def cut(x):
+    return Twice.apply(x**3)
+class Of:
+    Inner = Twice
+    @staticmethod
+    def cut(x):
+        return cut(x)
+    class Function(Twice):
+        pass
+"""
+
+IMPORTS = """\
+import multiprocessing, sys, torch, covector
+import plain
+from plain import Twice, Of, cut
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+def own(x):
+    return cut(x)
+if __name__ == "__main__":
+    for f in (cut, plain.cut, Twice.apply, Of.cut, Of.Function.apply):
+        print(covector.check(f, x).reproduce)
+    sys.modules["__mp_main__"] = sys.modules["__main__"]
+    own.__module__ = "__mp_main__"  # as in a process that was spawned
+    print(covector.check(own, x).reproduce)
+"""
+
 
 def test_what_a_script_defines_has_to_be_defined_first(tmp_path):
     """A name of `__main__` is not there in another session: said, and torch is imported."""
@@ -615,6 +650,23 @@ def test_what_a_script_defines_has_to_be_defined_first(tmp_path):
         "cube, the function of wrong.py",
         "layer, the Layer of wrong.py",
         "Layer, the class of wrong.py",
+    ]
+
+
+def test_what_a_script_imports_is_imported(tmp_path):
+    """Whatever it is called there; a process that was spawned has the script under a second name."""
+    (tmp_path / "plain.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(IMPORTS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True
+    )
+    said = re.findall(r"(?:from|# define) .*|(?<=covector\.check\()\s*[\w.]+", done.stdout)
+    assert [*map(str.strip, said)] == [
+        *("from plain import cut", "cut") * 2,
+        *("from plain import Twice", "Twice.apply"),
+        *("from plain import Of", "Of.cut"),
+        *("from plain import Of", "Of.Function.apply"),
+        *("# define first: own, the function of script.py", "own"),
     ]
 
 
@@ -641,8 +693,13 @@ def test_inputs_that_are_made_again_are_not_saved(tmp_path):
     report = covector.check(cube, x)
     unknown = covector.check(cube, (torch.linspace(-1.1, 1, 50).double() ** 3).requires_grad_())
     for nothing in (report, covector.Report.from_json(unknown.to_json())):
-        with pytest.raises(covector.errors.ArgumentValueError, match="nothing to save"):
+        with pytest.raises(covector.errors.ArgumentValueError) as caught:
             nothing.save_inputs(tmp_path / "inputs.npz")
+        assert str(caught.value) == (
+            "Report.save_inputs: there is nothing to save: the code under `reproduce` reads no file. It "
+            "reads one where a check failed on strided tensors on the CPU that the code can neither write "
+            "out nor draw again; a report that was read from data has lost them."
+        )
     assert list(tmp_path.iterdir()) == []
     assert unknown.save_inputs(tmp_path / "inputs.npz") == tmp_path / "inputs.npz"
 

@@ -6,6 +6,7 @@ Whatever happens where, the state of torch, of Python and of the caller is as be
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
 import os
@@ -433,6 +434,56 @@ def test_a_terminal_that_lacks_characters(monkeypatch: Any, tmp_path: Path) -> N
     assert plain.errors == "strict"
     assert "FAILED        cases.py::\\u0394\\udce9" in said
     assert "/ d x['\\u0394'][0]" in said
+
+
+# What stands in the way of a file, and what to do about it.
+ADVICE: dict[str, tuple[str, str]] = {
+    "no folder": (
+        "nodir/a.html",
+        "No such file or directory. Nothing was changed there. Create the folder {folder}/nodir, or name "
+        "another place.",
+    ),
+    "a file for a folder": (
+        "file/a.html",
+        "Not a directory. Nothing was changed there. A part of the path is a file, not a folder: name "
+        "another place.",
+    ),
+    "a folder": (
+        "folder",
+        "Is a directory. Nothing was changed there. Name another place.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_file_that_cannot_be_written_says_what_to_do(name: str, tmp_path: Path) -> None:
+    """By the kind of the error."""
+    place, said = ADVICE[name]
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / place
+    with pytest.raises(StorageError) as caught:
+        covector.check(wrong_entries, point()).to_html(path)
+    assert str(caught.value).endswith(f"{path} could not be written: {said.format(folder=tmp_path)}")
+
+
+KINDS = {
+    errno.EACCES: "Give yourself the right to write there, or name another place.",
+    errno.ENOSPC: "Make room, or name another place.",
+    errno.EIO: "Name another place.",
+}
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_an_error_of_writing_says_what_to_do(number: int, tmp_path: Path) -> None:
+    """Where the system raises it, whoever is the user."""
+
+    def content(file: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageError) as caught:
+        _files.write(tmp_path / "a.html", content)
+    assert str(caught.value).endswith(f"{os.strerror(number)}. Nothing was changed there. {KINDS[number]}")
 
 
 def test_a_device_that_is_full() -> None:

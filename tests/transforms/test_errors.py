@@ -121,6 +121,35 @@ OURS_ALONE = [
     ("as_function names", lambda t: t.as_function(torch.nn.Linear(2, 2), "w*x"), ArgumentValueError, "as_function(Linear): no parameter is called 'w*x'; there are: weight, bias."),
 ]  # fmt: skip
 
+# The same call on the verbs of torch.autograd.functional: refused before the result is called.
+INPUTS = (x, [1.0, 2.0], x.numpy(), 2.0, (x,))
+DOORS = (
+    "grad", "grad_and_value", "jacrev", "jacfwd", "jacobian", "value_and_jacobian", "hessian", "hessian_blocks",
+    "hessian_diagonal", "sparse_jacobian", "sparse_hessian",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", DOORS)
+@pytest.mark.parametrize("value", INPUTS, ids=lambda value: type(value).__name__)
+def test_an_input_in_place_of_argnums_is_refused_at_once(verb, value):
+    """And the call that was meant is written."""
+    with pytest.raises(ArgumentTypeError) as caught:
+        getattr(covector, verb)(total, value)
+    start, _, instead = str(caught.value).partition(" got ")
+    expected = "hold ints" if isinstance(value, tuple) else "be an int, a tuple of ints, or None for all"
+    assert start == f"{verb}(total): argnums must {expected},"
+    functional = f"{verb}(f, x) is in covector.functional; here it is {verb}(f)(x)."
+    plain = f"Write {verb}(f)(x), not {verb}(f, x)."
+    assert instead.endswith(functional if hasattr(covector.functional, verb) else plain)
+
+
+def test_argnums_that_no_input_can_be_are_refused_at_once():
+    """Without the advice."""
+    with pytest.raises(ArgumentTypeError, match=r"None for all, got \[0\] \(list\)\.$"):
+        covector.grad(total, [0])
+    with pytest.raises(ArgumentTypeError, match=r"check\(total\): argnums must .*, got a tensor\.$"):
+        covector.check(total, x, argnums=x)
+
 
 def ids(table):
     return [row[0] for row in table]

@@ -1035,6 +1035,14 @@ MISTAKES = {
         ArgumentValueError,
         "requires grad",
     ),
+    "a number": (
+        torch.sin,
+        (1.0,),
+        {},
+        ArgumentValueError,
+        "is float. Pass a tensor that requires grad, such as torch.tensor(1.0, dtype=torch.float64, "
+        "requires_grad=True).",
+    ),
     "integers only": (
         torch.neg,
         (torch.ones(3, dtype=torch.int64),),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from covector._engine.graph import written_out
-from covector._files import path_of, remove_parts
+from covector._files import advice, path_of, remove_parts
 from covector._tasks.manifest import Manifest, read
 from covector._tasks.mapping import Block, spans
 from covector._tasks.sending import Span
@@ -241,8 +241,8 @@ def _storing(caller: Caller, path: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             error.errno,
-            f"{caller}: {path} could not be written: {error.strerror or error}. Make room, or name another "
-            "place; blocks that are finished are kept.",
+            f"{caller}: {path} could not be written: {error.strerror or error}. {advice(error, path)} "
+            "Blocks that are finished are kept.",
         ) from error
 
 

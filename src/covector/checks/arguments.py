@@ -102,9 +102,8 @@ def arguments_of(
         arguments.select(arguments.slots, single=False).only(_requires_grad)
     if not arguments.chosen:
         raise ArgumentValueError(
-            f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}. "
-            "Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
-            f"complex.{_hint(caller, arguments)}"
+            f"{caller}: no input requires grad, so there is nothing to check: {_kinds(caller, arguments)}."
+            f"{_advice(caller, arguments)}"
         )
     for position, tensor in enumerate(arguments.primals()):
         if type(tensor) not in PLAIN:
@@ -140,17 +139,23 @@ def module_call(module: Module, inputs: Any, kwargs: dict[str, Any] | None) -> t
     return Caller("check", function), arguments
 
 
-def _hint(caller: Caller, arguments: Arguments) -> str:
-    """What else may be the matter with a call in which nothing requires grad."""
-    closed = [type(leaf).__name__ for leaf in arguments.leaves if is_dataclass(leaf)]
-    if closed:
-        return (
+def _advice(caller: Caller, arguments: Arguments) -> str:
+    """What to do about a call in which nothing requires grad."""
+    advice = ""
+    if any(isinstance(leaf, Tensor) for leaf in arguments.leaves):
+        advice += (
+            " Call .requires_grad_() on the tensors to differentiate by; they have to be floating-point or "
+            "complex."
+        )
+    if closed := [type(leaf).__name__ for leaf in arguments.leaves if is_dataclass(leaf)]:
+        advice += (
             f" {closed[0]} is not a registered pytree, so the tensors in it are not seen: call "
             f"torch.export.register_dataclass({closed[0]}) once."
         )
     if isinstance(caller.function, Module) and caller.verb != "check":
-        return " To check a module by its parameters, use check."
-    return ""
+        advice += " To check a module by its parameters, use check."
+    tensor = "torch.tensor(1.0, dtype=torch.float64, requires_grad=True)"
+    return advice or f" Pass a tensor that requires grad, such as {tensor}."
 
 
 def _kinds(caller: Caller, arguments: Arguments) -> str:

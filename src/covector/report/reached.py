@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -45,17 +47,31 @@ def global_name(function: Any) -> Reached | None:
 
 
 def _global_names(function: Any) -> Iterator[Reached]:
-    """The ways over a global name: of the session or script, or of a module that can be imported."""
-    for place in ("__main__", getattr(function, "__module__", None)):
-        module = sys.modules.get(place or "")
-        own = getattr(function, "__name__", "")
-        for name in (own, *vars(module)) if module else ():
-            if not name.strip("_0123456789").isidentifier() or getattr(module, name, None) is not function:
+    """The ways over a global name: of a module that can be imported, or of the session or script."""
+    script = sys.modules.get("__main__")
+    place = getattr(function, "__module__", None) or ""
+    own = getattr(function, "__qualname__", "")
+    for module in filter(None, (sys.modules.get(place), script)):
+        for name in (own, *vars(module)):
+            if not _is_named(module, name, function):
                 continue
-            if place == "__main__":
+            if module is script:
                 yield Reached(name, missing=f"{name}, {_what(function)} of {_script(module)}")
-            elif all(part.isidentifier() for part in str(place).split(".")):
-                yield Reached(name, (IMPORT, f"from {place} import {name}"))
+            elif _is_dotted(place):
+                yield Reached(name, (IMPORT, f"from {place} import {name.partition('.')[0]}"))
+
+
+def _is_dotted(name: str) -> bool:
+    """Whether this is a name, or several with dots between them."""
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _is_named(module: ModuleType, name: str, function: Any) -> bool:
+    """Whether a dotted name in a module stands for a function; the names of results, `_` and `_1`, do not."""
+    if _is_dotted(name) and name.strip("_0123456789"):
+        with suppress(AttributeError):
+            return attrgetter(name)(module) is function
+    return False
 
 
 def _what(function: Any) -> str:

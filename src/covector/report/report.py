@@ -138,15 +138,15 @@ class Report:
         """Save the inputs that `reproduce` loads, as `.npz`; the path is returned.
 
         Raises:
-            ArgumentValueError: `reproduce` loads none: it makes them itself, the check passed, the report was
-                read from data, or an array cannot hold them.
+            ArgumentValueError: there is nothing to save: the code under `reproduce` makes the inputs itself,
+                the check passed, the report was read from data, or an array cannot hold the inputs.
         """
         again = None if self.source is None else self.source.again
         if again is None or not again.save(path_of(path)):
             raise ArgumentValueError(
-                f"Report.save_inputs: `reproduce` of {self.title} loads no inputs: there is nothing to save. "
-                "It loads those of a failed check that it cannot make itself, if they are strided tensors on "
-                "the CPU; the report has to be the one that the check gave."
+                "Report.save_inputs: there is nothing to save: the code under `reproduce` reads no file. "
+                "It reads one where a check failed on strided tensors on the CPU that the code can neither "
+                "write out nor draw again; a report that was read from data has lost them."
             )
         return path_of(path)
 

@@ -64,7 +64,7 @@ def remembering(
     make: Make, verb: str, func: Callable[..., Any], options: Options, executor: Any
 ) -> Callable[..., Any]:
     """A function that makes a plan for each structure of arguments that it meets."""
-    derivative = make(check_function(verb, func))
+    derivative = make(check_function(verb, func, options.selection.argnums))
     options = options.checked(verb)
     if executor is not None:
         from covector._tasks.mapping import check_executor

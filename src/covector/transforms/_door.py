@@ -22,6 +22,7 @@ from covector._tree import (
     Arguments,
     Evaluation,
     Spec,
+    check_argnums,
     describe,
     flatten,
     leaf_paths,
@@ -49,6 +50,9 @@ _SEEDS = 2**62
 # What may be the matter with a function that returns a number, or nothing.
 _LOST = "Did it call .item(), or forget to return?"
 
+# Verbs that covector.functional has too, with the inputs behind the function.
+_OF_FUNCTIONAL = ("jacobian", "hessian")
+
 RANDOMNESS = ("error", "same", "different")
 
 
@@ -70,8 +74,8 @@ def one_tuple_of_inputs(door: Callable[_Given, _Result]) -> Callable[_Given, _Re
     return opened
 
 
-def check_function(verb: str, function: Any) -> Caller:
-    """The verb and the function it was given, which has to be callable."""
+def check_function(verb: str, function: Any, argnums: Any = 0) -> Caller:
+    """The verb and the function it was given, which has to be callable; argnums are those of a verb(f)(x)."""
     if not callable(function):
         raise ArgumentTypeError(
             f"{verb}: the first argument must be a function, got {summary(function)}. "
@@ -79,7 +83,17 @@ def check_function(verb: str, function: Any) -> Caller:
         )
     if isinstance(function, type):
         refuse_class(verb, function)
-    return Caller(verb, function)
+    caller = Caller(verb, function)
+    if type(argnums) is not int:
+        check_argnums(caller, argnums, _instead(verb))
+    return caller
+
+
+def _instead(verb: str) -> str:
+    """What to write instead of verb(f, x), if the verb takes a function alone."""
+    if verb in _OF_FUNCTIONAL:
+        return f"{verb}(f, x) is in covector.functional; here it is {verb}(f)(x)."
+    return f"Write {verb}(f)(x), not {verb}(f, x)."
 
 
 def refuse_class(verb: str, function: Any) -> None:

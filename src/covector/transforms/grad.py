@@ -48,7 +48,7 @@ def grad(
         >>> covector.grad(energy, argnames="stiffness")(x, stiffness=k)
         tensor([0.5000, 2.0000])
     """
-    caller = check_function("grad", func)
+    caller = check_function("grad", func, argnums)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         result, evaluation = _gradient(caller, args, kwargs, argnums, argnames, has_aux)
@@ -75,7 +75,7 @@ def grad_and_value(
         >>> covector.grad_and_value(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
         (tensor([2., 4.]), tensor(5.))
     """
-    caller = check_function("grad_and_value", func)
+    caller = check_function("grad_and_value", func, argnums)
 
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
         result, evaluation = _gradient(caller, args, kwargs, argnums, argnames, has_aux)

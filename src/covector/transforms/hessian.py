@@ -74,7 +74,7 @@ def hessian(
         tensor([[4., 2.],
                 [2., 0.]])
     """
-    caller = check_function("hessian", func)
+    caller = check_function("hessian", func, argnums)
     request = (
         Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
         .checked("hessian")

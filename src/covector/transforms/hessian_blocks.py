@@ -64,7 +64,7 @@ def hessian_blocks(
         {'w': tensor([[3., 0.],
                 [0., 6.]]), 'b': tensor(0.)}
     """
-    caller = check_function("hessian_blocks", func)
+    caller = check_function("hessian_blocks", func, argnums)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_blocks")
 
     def blocks(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def hessian_diagonal(
         >>> covector.hessian_diagonal(lambda x: x[0] ** 3 * x[1])(torch.tensor([1.0, 2.0]))
         tensor([12.,  0.])
     """
-    caller = check_function("hessian_diagonal", func)
+    caller = check_function("hessian_diagonal", func, argnums)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness).checked("hessian_diagonal")
 
     def diagonal(*args: Any, **kwargs: Any) -> Any:

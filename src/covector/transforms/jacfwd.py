@@ -50,7 +50,7 @@ def jacfwd(
         tensor([[2., 0.],
                 [0., 4.]])
     """
-    caller = check_function("jacfwd", func)
+    caller = check_function("jacfwd", func, argnums)
     request = Request(
         argnums, argnames, has_aux, chunk_size, randomness, "forward", accept=accept_tensors, copies=False
     )

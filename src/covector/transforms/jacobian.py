@@ -82,7 +82,7 @@ def jacobian(
         >>> print(jacobian_fn.plan)
         reverse mode: 2 rows of 2 x 1, 2 at once, because 2 outputs are too few for forward mode to pay
     """
-    caller = check_function("jacobian", func)
+    caller = check_function("jacobian", func, argnums)
     request = (
         Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
         .checked("jacobian")
@@ -118,7 +118,7 @@ def value_and_jacobian(
         (tensor([1., 4.]), tensor([[2., 0.],
                 [0., 4.]]))
     """
-    caller = check_function("value_and_jacobian", func)
+    caller = check_function("value_and_jacobian", func, argnums)
     request = (
         Request(argnums, argnames, has_aux, chunk_size, randomness, mode, max_memory, batch_dim, complex)
         .checked("value_and_jacobian")

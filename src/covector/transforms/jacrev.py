@@ -52,6 +52,6 @@ def jacrev(
         tensor([[2., 0.],
                 [0., 4.]])
     """
-    caller = check_function("jacrev", func)
+    caller = check_function("jacrev", func, argnums)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse", copies=False)
     return asking(caller, request.checked("jacrev"))

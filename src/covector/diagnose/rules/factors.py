@@ -185,7 +185,7 @@ def power(case: Case) -> Iterator[Observation]:
                 text = f"{c:.3g} x {name}^{exponent} x the numeric {case.noun}"
                 if abs(c - 1) < NEAR:
                     base = name if abs(exponent) == 1 else f"{name}^{abs(exponent)}"
-                    has = f"has the factor {base} too many" if exponent > 0 else f"lacks the factor {base}"
+                    has = f"has the extra factor {base}" if exponent > 0 else f"lacks the factor {base}"
                     text = f"a {case.noun} that {has}"
                 yield Observation(f"{case.rule} returns {text} for {{where}}", 0.9, s.where)
                 break
@@ -239,7 +239,9 @@ def term(case: Case) -> Iterator[Observation]:
         share = term_of_a_sum(wrong, along)
         if share and s.explains(s.numeric + share * along) and not s.explains(s.numeric):
             name, size = s.inputs.part.name, f"{abs(share):.4g}"
-            what = f"lacks the term `{size} * {name}`" if share < 0 else f"has `{size} * {name}` too many"
+            what = (
+                f"lacks the term `{size} * {name}`" if share < 0 else f"has the extra term `{size} * {name}`"
+            )
             yield Observation(f"the {case.noun} for {{where}} {what}", 0.93, s.where)
 
 

@@ -37,7 +37,7 @@ _POWERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def of_output(y: Tensor) -> _Expressions:
     """Factors that the derivative of a function has where it is written with its output."""
-    t = "output"
+    t = "`output`"
     return {
         t: y,
         f"{t}^2": y**2,
@@ -88,7 +88,7 @@ def of_input(x: Tensor, t: str) -> _Expressions:
 
 def of_both(x: Tensor, y: Tensor, t: str) -> _Expressions:
     """And where it is written with both."""
-    return {f"output {t}": x * y, f"output / {t}": y / x, f"{t} / output": x / y}
+    return {f"`output` {t}": x * y, f"`output` / {t}": y / x, f"{t} / `output`": x / y}
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,10 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         )
         if got is not None and true is not None and str(got) != str(true):
             return f"{returns} {got}{times} for {{where}}, where differences show {true}{times}"
-    if _is(analytic, {"output": y / x}) is not None:
+    if _is(analytic, {"`output`": y / x}) is not None:
         return (
-            f"{returns} output / {name} for {{where}}: right if the other factor of the product were constant"
+            f"{returns} `output` / {name} for {{where}}: right if the other factor of the product were "
+            "constant"
         )
     if text := _second_term(analytic - y / x, numeric - y / x, expressions):
         return (
@@ -254,7 +255,7 @@ def _second_term(got: Tensor, true: Tensor, expressions: _Expressions) -> str:
     if (found := _is(got, {"": true})) is not None:
         return f"is {found} x the right one"
     factor = _factor(got / true, {text: values[clear] for text, values in expressions.items()})
-    return factor.replace("a derivative that lacks", "lacks").replace("a derivative with", "has")
+    return factor.removeprefix("a derivative that ")
 
 
 def _factor(ratio: Tensor, expressions: _Expressions) -> str:
@@ -264,7 +265,7 @@ def _factor(ratio: Tensor, expressions: _Expressions) -> str:
         lacking = _Found(1 / found.constant, found.text)
         return f"a derivative that lacks the factor {lacking}"
     if (found := _is(ratio, expressions)) is not None:
-        return f"a derivative with the factor {found} too many"
+        return f"a derivative that has the extra factor {found}"
     return ""
 
 
@@ -275,7 +276,7 @@ def _for_another(s: Suspect, case: Case, name: str) -> str:
     if true.numel() < _LEAST or bool((s.nonzero & ~s.support).any()):
         return ""
     known = {f"`{other}`": values[row] for values, other in case.others_over(s, s.outputs)}
-    known |= {name: s.point[column], "output": s.value[row]}
+    known |= {name: s.point[column], "`output`": s.value[row]}
     shown, returned = _is(true, known), _is(got, known | {"": torch.ones_like(got)})
     if shown is None or returned is None or shown.text == returned.text:
         return ""
