@@ -185,6 +185,14 @@ class GradMode:
             self._eager.__exit__(*exception)
 
 
+def _allow_hooks(before: str | None) -> None:
+    """Hooks on saved tensors as before."""
+    if before is None:
+        _hooks._saved_tensors_hooks_enable()
+    else:
+        _hooks._saved_tensors_hooks_disable(before)
+
+
 class GradLevel:
     """A level on which reverse mode records; `number` tells it from the others."""
 
@@ -200,18 +208,15 @@ class GradLevel:
                 "transform that is nested in another transform; use the transform at top level, or leave "
                 "the hooks out."
             )
-        except RuntimeError:  # there are some; it is disabled all the same
-            self._allow_hooks()
+            self.number = stack._grad_increment_nesting()
+        except BaseException:  # where there are some, they are disabled all the same
+            _allow_hooks(self._before)
             raise
-        self.number = stack._grad_increment_nesting()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         stack._grad_decrement_nesting()
-        self._allow_hooks()
-
-    def _allow_hooks(self) -> None:
-        """Hooks as before."""
+        # Not by a function, in which it could be interrupted.
         if self._before is None:
             _hooks._saved_tensors_hooks_enable()
         else:
