@@ -108,6 +108,10 @@ MANY = {
         lambda x: (x * x).sum() + 1e-3 * torch.frac(1e9 * x.sum().detach()),
         linspace(0.5, 1.5, 30_000),
     ),
+    "many steep among more": (
+        lambda x: torch.cat([(1e4 * x[:60]).sin(), x[60:].sin()]),
+        linspace(0.5, 1.5, 4_000),
+    ),
 }
 
 

@@ -144,14 +144,18 @@ def singles(size: int) -> Look:
     return Look("singles", np.arange(size), np.ones((size, 1)), constants.SUM_SHARE)
 
 
-@kept
 def signs(size: int, count: int, seed: int, *, fast: bool = False) -> Look:
-    """All columns at once, along random directions. Their weights take few bytes: there may be many."""
+    """All columns at once, along random directions."""
     share = constants.FAST_SHARE if fast else constants.SUM_SHARE
     if count == 1 and size > _MANY:
         return Look("signs", None, Drawn(size, seed + 1), share)
-    drawn = weights(count * size, seed + 1).numpy().astype(np.float32)
-    return Look("signs", None, drawn.reshape(count, size), share)
+    return Look("signs", None, _drawn(size, count, seed + 1), share)
+
+
+@kept
+def _drawn(size: int, count: int, seed: int) -> np.ndarray:
+    """Weights for some directions, which take few bytes: there may be many."""
+    return weights(count * size, seed).numpy().astype(np.float32).reshape(count, size)
 
 
 def ladder(numeric: Numeric, probes: int, seed: int, *, fast: bool) -> Iterator[Iterator[Look]]:
