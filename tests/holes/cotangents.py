@@ -225,3 +225,15 @@ tangents.wrong(
     leaves((4,), (4,)),
     keywords=FORWARD,
 )
+
+# --- a cotangent of zero
+
+
+def over_its_norm(g: Tensor) -> Tensor:
+    """The cotangent, by way of a quotient that zero does not have."""
+    return g / g.norm() * g.norm()
+
+
+cotangents.wrong("zero divided by zero", sine(over_its_norm), VECTOR)
+cotangents.wrong("infinite for zero", sine(lambda g: torch.where((g == 0).all(), torch.inf, g)), VECTOR)
+cotangents.right("zero left as it is", sine(lambda g: over_its_norm(g) if g.any() else g), VECTOR)

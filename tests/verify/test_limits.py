@@ -13,9 +13,9 @@ from torch import Tensor
 import covector
 from covector.checks.arguments import arguments_of, caller_of
 from covector.errors import PrecisionWarning
-from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Outcome
 from covector.verify.problem import Problem
+from covector.verify.reverse import ReverseMap
 from holes.table import at, drawn, leaves, ruled, too_much
 
 both_modes = pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])

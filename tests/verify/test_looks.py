@@ -10,13 +10,13 @@ import covector
 from covector._tree import Arguments
 from covector.errors import Caller
 from covector.verify import constants
-from covector.verify.analytic import ReverseMap
 from covector.verify.examine import Compared, Examiner
 from covector.verify.locate import columns_apart
 from covector.verify.looks import Look, ladder, signs, singles
 from covector.verify.numeric import Numeric
 from covector.verify.options import Tolerance
 from covector.verify.problem import Problem
+from covector.verify.reverse import ReverseMap
 from watched import Counted
 
 TOL = Tolerance(atol=1e-5, rtol=1e-3, eps=1e-6)

@@ -22,11 +22,12 @@ import numpy as np
 from covector._engine.levels import GradMode
 from covector._engine.rounding import RandomRounding
 from covector.verify import constants
-from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import NAMED, Mismatch, Outcome
+from covector.verify.forward import ForwardMap
 from covector.verify.options import Tolerance
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
+from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
 
 Map = ReverseMap | ForwardMap

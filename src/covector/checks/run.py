@@ -14,13 +14,15 @@ from covector.checks.precision import Rounding, differences_of, same_at_the_poin
 from covector.checks.promotion import lifted
 from covector.checks.taylor import Taylor
 from covector.verify import constants
-from covector.verify.analytic import Analytic, ForwardMap, ReverseMap, ZeroMap
+from covector.verify.analytic import Analytic, ZeroMap
 from covector.verify.decide import decide, decide_constant, undoubted
 from covector.verify.finding import Outcome
+from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
+from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
 
 # A derivative below this is zero, where it should be.

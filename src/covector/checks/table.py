@@ -149,9 +149,8 @@ def linearity(run: CheckRun) -> Finding:
     if agreed and run.homogeneous and run.options.undefined:
         # The pullbacks of two generic cotangents are right; that of zero is looked at as an undefined one.
         return passed(name)
-    # Zero times infinity is NaN.
     zero = reverse.of_zero
-    if (wrong := (zero != 0) & zero.isfinite()).any():
+    if (wrong := _not_zero(run, zero)).any():
         where = problem.inputs.label(int(wrong.nonzero()[0]), problem.input_names)
         return failed(
             name,
@@ -168,6 +167,11 @@ def linearity(run: CheckRun) -> Finding:
         "Look in the backward for a clamp of grad_output, a threshold below which it counts as zero, or a "
         "solver whose tolerance is absolute: make that relative to the size of grad_output.",
     )
+
+
+def _not_zero(run: CheckRun, pulled: Tensor) -> Tensor:
+    """Where the gradient of a cotangent of zero is not zero; of an infinite derivative, it is NaN."""
+    return (pulled != 0) & (pulled.isfinite() | run.reverse.pulled_coordinates.isfinite())
 
 
 def _nonlinearity(run: CheckRun) -> str:
@@ -230,7 +234,7 @@ def undefined_cotangents(run: CheckRun) -> Finding:
         return nothing
     if any(value is not None for value in nothing):
         got = reverse.scaled_back(nothing)
-        if got.any() and ((got != 0) & got.isfinite()).any():
+        if got.any() and _not_zero(run, got).any():
             what = "when every cotangent is undefined the gradient is not that of a zero cotangent"
             return failed(name, what)
     if len(every) == 1:

@@ -33,9 +33,10 @@ from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.errors import UnsupportedError, first_sentence
-from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Finding, Outcome, Table
+from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
+from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -203,10 +204,10 @@ def _few_values(numbers: Tensor) -> str:
     values, group = clustered(numbers / size)
     if len(values) > min(_FEW_VALUES, numbers.numel() // 2):
         return ""
-    counts = group.bincount().tolist()
-    return listed(
-        [f"{value:.4g} in {count}" for value, count in zip((size * values).tolist(), counts, strict=True)]
-    )
+    counts: Counter[str] = Counter()
+    for value, count in zip((size * values).tolist(), group.bincount().tolist(), strict=True):
+        counts[f"{value:.4g}"] += count  # what is written alike is the same to a reader
+    return listed([f"{value} in {count}" for value, count in counts.items()])
 
 
 def _scaling(s: Suspect) -> str:

@@ -23,9 +23,9 @@ from covector.checks.forgiving import forgiving
 from covector.checks.run import CheckRun
 from covector.evidence.cuts import Cut, Cuts, Holding, traced
 from covector.evidence.jacobians import DIAGNOSIS, Jacobians, gather
-from covector.verify.analytic import ReverseMap
 from covector.verify.finding import Finding, Outcome
 from covector.verify.leaves import same_bits
+from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
 
 # Differences of a function whose cuts are held may be off by this share of the error that they explain.

@@ -21,8 +21,9 @@ from covector.checks.run import CheckRun
 from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room, Spot, with_others
 from covector.evidence.sample import FEW, spread
 from covector.verify import constants
-from covector.verify.analytic import ForwardMap, ReverseMap
 from covector.verify.finding import Entry, Mismatch
+from covector.verify.forward import ForwardMap
+from covector.verify.reverse import ReverseMap
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from covector.verify.analytic import Analytic, ReverseMap
+from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
+from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import PIECE, Pieces, products
 
 
