@@ -15,7 +15,7 @@ from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
 from covector.verify.vectors import PIECE, Cotangent, products, unit
 
-# Vectors are dependent if the square of the smallest singular value is this share of that of the largest.
+# Vectors are dependent if the square of a singular value is at most this share of that of the largest.
 _DEPENDENT = 1e-13
 
 # How often a cotangent is pulled back to measure how far its gradients are apart.
