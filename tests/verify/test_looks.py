@@ -14,7 +14,7 @@ from covector.verify.examine import Compared, Examiner
 from covector.verify.locate import columns_apart
 from covector.verify.looks import Look, ladder, signs, singles
 from covector.verify.numeric import Numeric
-from covector.verify.options import Tolerance
+from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
 from covector.verify.reverse import ReverseMap
 from watched import Counted
@@ -174,7 +174,7 @@ def test_longer_steps_clear_what_is_noise(name):
 )
 def test_the_ladder_goes_from_directions_to_every_column(size, probes, fast, names):
     comparison = examiner(torch.sin, drawn(size))
-    steps = ladder(comparison.numeric, probes, 0, fast=fast)
+    steps = ladder(comparison.numeric, Options(TOL, probes=probes, fast=fast))
     assert [next(looks).name for looks in steps] == names
 
 
@@ -183,7 +183,7 @@ def test_directions_are_as_many_as_were_asked_for_however_large_they_are(size):
     """Few of many numbers at once, since they are kept while the function runs; and all of them different."""
     x = torch.zeros(size, dtype=torch.float64, requires_grad=True)
     comparison = examiner(torch.sin, x)
-    looks = list(next(ladder(comparison.numeric, 4, 0, fast=False)))
+    looks = list(next(ladder(comparison.numeric, Options(TOL, probes=4))))
     first = np.concatenate([next(iter(look.pieces(comparison.numeric, 1.0)))[1][:, :12] for look in looks])
     assert len(np.unique(first, axis=0)) == len(first) == 4
 
@@ -197,7 +197,7 @@ def test_a_large_direction_moves_every_input_however_it_lies_in_memory():
     )
     inputs = [x.requires_grad_() for x in (first, matrix.T, number, last)]
     function = lambda a, b, c, d: (a * a).sum() * c + b.sin().sum() - (d[1:] * d[:-1]).sum() * c
-    (whole,) = next(ladder(examiner(function, *inputs).numeric, 1, 0, fast=False))
+    (whole,) = next(ladder(examiner(function, *inputs).numeric, Options(TOL, probes=1)))
     assert whole.large
     comparison = examiner(function, *inputs)
     expected, least = whole.compare(comparison.numeric, comparison.analytic, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from covector.verify.decide import decide, decide_constant, undoubted
 from covector.verify.finding import Outcome
 from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
-from covector.verify.options import Options, Tolerance
+from covector.verify.options import Options
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
+
+Decided = TypeVar("Decided", bound=Verdict | None)
 
 # A derivative below this is zero, where it should be.
 _ZERO = 1e-12
@@ -105,17 +108,18 @@ class CheckRun:
         if isinstance(analytic, ZeroMap):
             # As in torch, the tolerance of fast mode.
             atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
-            return self._against_differences(analytic, self.options.tol._replace(atol=atol, rtol=0.0))
+            exact = self.options.tol._replace(atol=atol, rtol=0.0)
+            return self._hold(decide_constant, analytic, self.options._replace(tol=exact))
         if self.above is None:
             return self._as_given(analytic)
         low, high, seed = self.problem, self.above, self.options.seed
         if not same_at_the_point(low, high, self.rounding):
             return self._as_given(analytic)
         # Its rounding may be too small to matter.
-        if (agreed := self._hold(undoubted, analytic, self.options.tol)) is not None:
+        if (agreed := self._hold(undoubted, analytic, self.options)) is not None:
             return agreed
         precise = type(analytic)(high, seed, varied=self.varied)
-        verdict = self._against_differences(precise, self.options.tol)
+        verdict = self._hold(decide, precise, self.options)
         right = verdict.outcome is Outcome.PASSED
         differing = differences_of(analytic, precise, self.options.tol, self.rounding)
         if isinstance(analytic, ReverseMap) and isinstance(precise, ReverseMap):
@@ -134,7 +138,7 @@ class CheckRun:
         if self.above is not None:
             self.above, self.differenced, options = None, self.problem, self.options
             self.numeric = Numeric(self.problem, options.tol.eps, options.seed, options.max_memory)
-        verdict = self._against_differences(analytic, self.options.tol)
+        verdict = self._hold(decide, analytic, self.options)
         if self.problem.low_precision and isinstance(analytic, ReverseMap) and analytic.odd is not None:
             analytic.odd = None if self.rounding.explains_sums(analytic) else analytic.odd
         return verdict
@@ -144,29 +148,16 @@ class CheckRun:
         """The rounding errors of a function in low precision."""
         return Rounding(self.problem, self.options.seed)
 
-    def _against_differences(self, analytic: Analytic, tol: Tolerance) -> Verdict:
-        verdict = self._hold(decide_constant if isinstance(analytic, ZeroMap) else decide, analytic, tol)
-        assert verdict is not None
-        return verdict
-
-    def _hold(self, how: Callable[..., Verdict | None], analytic: Analytic, tol: Tolerance) -> Verdict | None:
+    def _hold(self, how: Callable[..., Decided], analytic: Analytic, options: Options) -> Decided:
         """Hold a derivative against differences, in some way."""
-        options = self.options
         if isinstance(analytic, ReverseMap):
             _ = analytic.mixed  # pulled back before steps take memory
-        return how(self.numeric, analytic, tol, probes=self.directions, seed=options.seed, fast=options.fast)
-
-    @property
-    def directions(self) -> int:
-        """Along how many random directions the function is differenced first."""
-        if self.options.probes is not None:
-            return self.options.probes
-        return 1 if self.options.fast else constants.DIRECTIONS
+        return how(self.numeric, analytic, options)
 
     @property
     def method(self) -> str:
         """What was looked at, and how large an error would have shown."""
-        problem, seed = self.problem, self.options.seed
+        problem, seed, count = self.problem, self.options.seed, self.options.directions
         size = f"{problem.outputs.size} x {problem.inputs.size} entries"
         if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
             size = f"a random sample of {size}, seed {seed}"
@@ -174,7 +165,7 @@ class CheckRun:
         if not verdicts:
             return size
         taken = dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks)
-        looks = ", then ".join(taken).format(self.directions, "" if self.directions == 1 else "s")
+        looks = ", then ".join(taken).format(count, "" if count == 1 else "s")
         text = f"{size} {looks}, step {self.numeric.eps:.2g}"
         if any(verdict.outcome is not Outcome.PASSED for verdict in verdicts):
             return text

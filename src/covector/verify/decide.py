@@ -17,20 +17,18 @@ from covector.verify.judge import ColumnJudgement, judge
 from covector.verify.locate import columns_apart, locate_row
 from covector.verify.looks import Look, ladder, signs
 from covector.verify.numeric import BudgetSpent, Numeric
-from covector.verify.options import Tolerance
+from covector.verify.options import Options
 from covector.verify.record import Record, Verdict
 from covector.verify.vectors import unit
 
 
-def decide(
-    numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
-) -> Verdict:
+def decide(numeric: Numeric, analytic: Analytic, options: Options) -> Verdict:
     """Hold a derivative against differences: the looks in the order of their price, until one decides."""
     record, height, width = Record(), *numeric.problem.shape
     if height * width == 0:
         return record.verdict(0, agreed=True)
-    decision = _Decision(Examiner(numeric, analytic, tol), record, fast)
-    for looks in ladder(numeric, probes, seed, fast=fast):
+    decision = _Decision(Examiner(numeric, analytic, options.tol), record, options)
+    for looks in ladder(numeric, options):
         numeric.spare = constants.EXTRA_RUNS
         record.begin()
         try:
@@ -43,12 +41,11 @@ def decide(
     return record.verdict(height * width, agreed=False)
 
 
-def undoubted(
-    numeric: Numeric, analytic: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
-) -> Verdict | None:
+def undoubted(numeric: Numeric, analytic: Analytic, options: Options) -> Verdict | None:
     """The verdict on a derivative that the first looks find right; None if they leave a doubt."""
-    examiner, record, (height, width) = Examiner(numeric, analytic, tol), Record(), numeric.problem.shape
-    for look in next(ladder(numeric, probes, seed, fast=fast)) if height * width else ():
+    examiner, record = Examiner(numeric, analytic, options.tol), Record()
+    height, width = numeric.problem.shape
+    for look in next(ladder(numeric, options)) if height * width else ():
         examined = examiner.examine(look)
         if examined is None or examined.suspects is not None:
             return None
@@ -57,9 +54,7 @@ def undoubted(
     return record.verdict(height * width, agreed=True)
 
 
-def decide_constant(
-    numeric: Numeric, zero: Analytic, tol: Tolerance, *, probes: int, seed: int, fast: bool
-) -> Verdict:
+def decide_constant(numeric: Numeric, zero: Analytic, options: Options) -> Verdict:
     """Hold a derivative of zero against differences.
 
     Along random directions every output has to stay exactly as it is, as in torch. What moves is decided as
@@ -68,11 +63,11 @@ def decide_constant(
     record, height, width = Record(), *numeric.problem.shape
     if height * width == 0:
         return record.verdict(0, agreed=True)
-    for at in range(max(1, probes)):
-        look = signs(width, 1, seed + at, fast=fast)
+    for at in range(max(1, options.directions)):
+        look = signs(width, 1, options.seed + at, fast=options.fast)
         steps = look.steps(numeric, look.lengths(numeric.eps)[0])
         if look.differences(numeric, steps).any():
-            return decide(numeric, zero, tol, probes=probes, seed=seed, fast=fast)
+            return decide(numeric, zero, options)
         record.show(float(numeric.noise.max() / look.least(steps)[0]))
     record.take(look.name)
     return record.verdict(height * width, agreed=True)
@@ -81,10 +76,11 @@ def decide_constant(
 class _Decision:
     """What is done about the suspects of a look."""
 
-    def __init__(self, examiner: Examiner, record: Record, fast: bool) -> None:
+    def __init__(self, examiner: Examiner, record: Record, options: Options) -> None:
         self._examiner, self._record = examiner, record
         # A report shows every column if they are few.
-        self._spares_columns = fast or examiner.numeric.problem.inputs.size > constants.WHOLE_COLUMNS
+        few = examiner.numeric.problem.inputs.size <= constants.WHOLE_COLUMNS
+        self._spares_columns = options.fast or options.brief or not few
         self._numeric, self._analytic, self._tol = examiner.numeric, examiner.analytic, examiner.tol
 
     def agree(self, look: Look) -> bool:

@@ -89,6 +89,8 @@ class Compared:
 
     def _beyond(self, tol: Tolerance, hidden: np.ndarray) -> Compared | None:
         off, allowed = abs(self.off).max(1), tol.atol * self.least
+        if not hidden.any() and (off <= self.noise + self.look.share * allowed).all():
+            return None
         with np.errstate(all="ignore"):
             excess = np.where(hidden, np.maximum(1.0, off / self.noise), (off - self.noise) / allowed)
         excess[np.isnan(excess)] = np.inf

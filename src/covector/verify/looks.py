@@ -20,7 +20,8 @@ import numpy as np
 from covector.verify import constants
 from covector.verify.analytic import Analytic
 from covector.verify.numeric import Numeric
-from covector.verify.steps import Columns, steps_made
+from covector.verify.options import Options
+from covector.verify.steps import ALL, Columns, steps_made
 from covector.verify.vectors import PIECE, Drawn, Pieces, kept, weights
 
 # Steps of so many numbers (8 MB) are made anew for each use; of fewer, that would take more time than room.
@@ -75,8 +76,10 @@ class Look:
         """The steps that are really made: a point is rounded."""
         if self.columns is not None and length == 1:
             return numeric.steps.array(numeric.eps)[self.columns, None]
-        if self.width <= PIECE:
-            return next(piece for _, piece in self.pieces(numeric, length))
+        if isinstance(self.weights, np.ndarray) and self.width <= PIECE:
+            columns = ALL if self.columns is None else self.columns[:, None]
+            wanted = self.weights * numeric.steps.wanted(numeric.eps * length, columns)
+            return numeric.steps.made_at(columns, wanted)
         steps = np.empty((len(self), self.width))
         for span, piece in self.pieces(numeric, length):
             steps[:, span] = piece
@@ -158,14 +161,15 @@ def _drawn(size: int, count: int, seed: int) -> np.ndarray:
     return weights(count * size, seed).numpy().astype(np.float32).reshape(count, size)
 
 
-def ladder(numeric: Numeric, probes: int, seed: int, *, fast: bool) -> Iterator[Iterator[Look]]:
+def ladder(numeric: Numeric, options: Options) -> Iterator[Iterator[Look]]:
     """The looks in the order of their price; each is taken only if those before could not decide.
 
     In fast mode, single columns are not moved if there are too many of them.
     """
-    width = numeric.problem.inputs.size
+    width, probes = numeric.problem.inputs.size, options.directions
     if 0 < probes < width:
         size = min(probes, numeric.columns_at_once)
-        yield (signs(width, min(size, probes - at), seed + at, fast=fast) for at in range(0, probes, size))
-    if not fast or 2 * width <= constants.FAST_RUNS:
+        spans = ((at, min(size, probes - at)) for at in range(0, probes, size))
+        yield (signs(width, count, options.seed + at, fast=options.fast) for at, count in spans)
+    if not options.fast or 2 * width <= constants.FAST_RUNS:
         yield iter([singles(width)])

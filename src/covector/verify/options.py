@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from covector.verify import constants
+
 
 class Tolerance(NamedTuple):
     """The entry rule, the step of a look, and what to make of a kink."""
@@ -38,3 +40,10 @@ class Options(NamedTuple):
     taylor: bool = False
     brief: bool = False
     """Whether the verdict alone is asked for, so that the first thing wrong is enough."""
+
+    @property
+    def directions(self) -> int:
+        """Along how many random directions the function is differenced first."""
+        if self.probes is not None:
+            return self.probes
+        return 1 if self.fast else constants.DIRECTIONS

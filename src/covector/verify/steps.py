@@ -46,7 +46,7 @@ class Steps:
         """The steps that are really made: the point plus the step is rounded."""
         return steps_made(self._point, wanted)
 
-    def made_at(self, columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def made_at(self, columns: Columns, wanted: np.ndarray) -> np.ndarray:
         """The same for some of the coordinates."""
         return steps_made(self._point[columns], wanted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial, reduce, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -98,8 +98,11 @@ def products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     NumPy's matrix product starts more, which costs more than so few rows. A long sum is added up in pieces,
     so that it loses fewer digits.
     """
-    spans = (slice(start, start + PIECE) for start in range(0, max(1, first.shape[1]), PIECE))
-    return reduce(np.add, (np.einsum("ik,jk->ij", first[:, span], second[:, span]) for span in spans))
+    sums: np.ndarray = np.einsum("ik,jk->ij", first[:, :PIECE], second[:, :PIECE])
+    for start in range(PIECE, first.shape[1], PIECE):
+        span = slice(start, start + PIECE)
+        sums += np.einsum("ik,jk->ij", first[:, span], second[:, span])
+    return sums
 
 
 def combined(coefficients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
