@@ -11,7 +11,7 @@ step of its column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -105,7 +105,7 @@ class Look:
 
     def least_wanted(self, numeric: Numeric) -> np.ndarray:
         """The smallest step along each direction, of length one and before rounding."""
-        return _least(steps for _, steps, _ in self._wanted(numeric, 1.0))
+        return reduce(np.minimum, (self.least(steps) for _, steps, _ in self._wanted(numeric, 1.0)))
 
     def differences(self, numeric: Numeric, steps: np.ndarray) -> np.ndarray:
         """The differences of the outputs with these steps, a row for each direction."""
@@ -123,7 +123,8 @@ class Look:
 
     def least(self, steps: np.ndarray) -> np.ndarray:
         """The smallest step along each direction: a wrong entry may belong to any of its columns."""
-        return _least([steps])
+        least: np.ndarray = abs(steps).min(1)
+        return least
 
     def compare(self, numeric: Numeric, analytic: Analytic, length: float) -> tuple[np.ndarray, np.ndarray]:
         """What the derivative says, and the smallest step, of one direction whose steps nobody keeps."""
@@ -131,15 +132,10 @@ class Look:
 
         def pieces() -> Pieces:
             for span, steps in self.pieces(numeric, length):
-                least.append(_least([steps]))
+                least.append(self.least(steps))
                 yield span, steps
 
         return analytic.mixed_in_pieces(pieces()).T, reduce(np.minimum, least)
-
-
-def _least(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """The smallest step of each row, of some columns after others."""
-    return reduce(np.minimum, (abs(steps).min(1) for steps in parts))
 
 
 def singles(size: int) -> Look:
