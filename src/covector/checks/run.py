@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import torch
 from torch import Tensor
 
@@ -15,7 +12,7 @@ from covector.checks.precision import Rounding, differences_of, same_at_the_poin
 from covector.checks.promotion import lifted
 from covector.checks.taylor import Taylor
 from covector.verify import constants
-from covector.verify.analytic import Analytic, ZeroMap
+from covector.verify.analytic import ZeroMap
 from covector.verify.decide import decide, decide_constant, undoubted
 from covector.verify.finding import Outcome
 from covector.verify.forward import ForwardMap
@@ -25,8 +22,6 @@ from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.reverse import ReverseMap
 from covector.verify.vectors import weights
-
-Decided = TypeVar("Decided", bound=Verdict | None)
 
 # A derivative below this is zero, where it should be.
 _ZERO = 1e-12
@@ -109,17 +104,17 @@ class CheckRun:
             # As in torch, the tolerance of fast mode.
             atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
             exact = self.options.tol._replace(atol=atol, rtol=0.0)
-            return self._hold(decide_constant, analytic, self.options._replace(tol=exact))
+            return decide_constant(self.numeric, analytic, self.options._replace(tol=exact))
         if self.above is None:
             return self._as_given(analytic)
         low, high, seed = self.problem, self.above, self.options.seed
         if not same_at_the_point(low, high, self.rounding):
             return self._as_given(analytic)
         # Its rounding may be too small to matter.
-        if (agreed := self._hold(undoubted, analytic, self.options)) is not None:
+        if (agreed := undoubted(self.numeric, analytic, self.options)) is not None:
             return agreed
         precise = type(analytic)(high, seed, varied=self.varied)
-        verdict = self._hold(decide, precise, self.options)
+        verdict = decide(self.numeric, precise, self.options)
         right = verdict.outcome is Outcome.PASSED
         differing = differences_of(analytic, precise, self.options.tol, self.rounding)
         if isinstance(analytic, ReverseMap) and isinstance(precise, ReverseMap):
@@ -138,7 +133,7 @@ class CheckRun:
         if self.above is not None:
             self.above, self.differenced, options = None, self.problem, self.options
             self.numeric = Numeric(self.problem, options.tol.eps, options.seed, options.max_memory)
-        verdict = self._hold(decide, analytic, self.options)
+        verdict = decide(self.numeric, analytic, self.options)
         if self.problem.low_precision and isinstance(analytic, ReverseMap) and analytic.odd is not None:
             analytic.odd = None if self.rounding.explains_sums(analytic) else analytic.odd
         return verdict
@@ -147,12 +142,6 @@ class CheckRun:
     def rounding(self) -> Rounding:
         """The rounding errors of a function in low precision."""
         return Rounding(self.problem, self.options.seed)
-
-    def _hold(self, how: Callable[..., Decided], analytic: Analytic, options: Options) -> Decided:
-        """Hold a derivative against differences, in some way."""
-        if isinstance(analytic, ReverseMap):
-            _ = analytic.mixed  # pulled back before steps take memory
-        return how(self.numeric, analytic, options)
 
     @property
     def method(self) -> str:

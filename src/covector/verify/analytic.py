@@ -31,6 +31,9 @@ class Analytic(Protocol):
 
     label: str
 
+    def prepare(self) -> None:
+        """Do what is needed in any case before steps take memory."""
+
     @property
     def cotangents(self) -> np.ndarray:
         """The random cotangents v, a row for each."""
@@ -66,6 +69,9 @@ class QuietMap(LinearMap):
         self._seed, self.varied = seed, varied
         if not (problem.inputs.can_batch and problem.outputs.can_batch):
             self.batching = self.batching.down("loop", "torch does not stack sparse tensors")
+
+    def prepare(self) -> None:
+        """Nothing, unless the derivative has something to do."""
 
     def _lowered(self, reason: str) -> None:
         self.batching = self.batching.down("loop", reason)

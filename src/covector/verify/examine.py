@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,10 @@ _EXTRAPOLATED = sqrt(sum(weight**2 for weight in _WEIGHTS))
 _FALLS = 8.0
 
 
+# What is known of each direction.
+_ARRAYS = ("least", "expected", "off")
+
+
 class Examined(NamedTuple):
     """What a look shows."""
 
@@ -44,10 +48,10 @@ class Compared:
     look: Look
     length: float
     """Of the steps."""
+    noise: float
+    """The bound of the rounding error of a mixed difference."""
     least: np.ndarray
     """The smallest step."""
-    noise: np.ndarray
-    """The bound of the rounding error of the mixed difference."""
     expected: np.ndarray
     """What the derivative says, for each cotangent."""
     off: np.ndarray
@@ -83,8 +87,7 @@ class Compared:
     def examined(self, tol: Tolerance) -> Examined:
         """The suspects, and how large an error would have shown; entries that noise would hide are judged."""
         hidden = self.hidden(tol)
-        shown = ~hidden
-        visible = float((self.noise[shown] / self.least[shown]).max(initial=0.0))
+        visible = 0.0 if hidden.all() else float(self.noise / self.least[~hidden].min())
         return Examined(self._beyond(tol, hidden), visible + self.look.share * tol.atol)
 
     def _beyond(self, tol: Tolerance, hidden: np.ndarray) -> Compared | None:
@@ -108,23 +111,21 @@ class _Noise(NamedTuple):
     """How far it may put an answer off."""
 
 
-_ARRAYS = tuple(field.name for field in fields(Compared) if field.name not in ("look", "length", "taken"))
-
-
 class Examiner:
     """The two maps that are compared, and how far they may be apart."""
 
     def __init__(self, numeric: Numeric, analytic: Analytic, tol: Tolerance) -> None:
+        analytic.prepare()
         self.numeric, self.analytic, self.tol = numeric, analytic, tol
         self.measured: np.ndarray | None = None
         """The noise of each output, if it was measured."""
 
-    def rounding(self, look: Look) -> np.ndarray:
-        """The bound of the rounding error of each mixed difference of a look."""
+    def rounding(self, look: Look) -> float:
+        """The bound of the rounding error of a mixed difference of a look."""
         noise = self.numeric.noise
         if self.measured is not None and look.columns is not None:
             noise = np.maximum(noise, self.measured)
-        return np.full(len(look), self._mixed(noise))
+        return self._mixed(noise)
 
     def _mixed(self, noise: np.ndarray) -> float:
         """The bound of the mixture of independent errors of this size, which are overwritten.
@@ -136,7 +137,7 @@ class Examiner:
             noise *= noise
             return constants.SIGMAS * float(np.sqrt(noise.sum()))
 
-    def length(self, look: Look, noise: np.ndarray) -> float | None:
+    def length(self, look: Look, noise: float) -> float | None:
         """The shortest steps that show a wrong entry in spite of noise; None if there are none.
 
         They have to show it after extrapolation, which amplifies noise. Single columns for which they do not
@@ -145,20 +146,19 @@ class Examiner:
         shortest, longest = look.lengths(self.numeric.eps)
         if self.measured is not None and look.columns is not None:
             longest = constants.SHORTER**2
-            noise = constants.SIGMAS * np.maximum(self.numeric.noise, self.measured).max()
+            noise = constants.SIGMAS * float(np.maximum(self.numeric.noise, self.measured).max())
         if self._needed(noise, self.numeric.eps) <= shortest:  # no step is shorter than `eps`
             return shortest
-        needed = self._needed(noise, look.least_wanted(self.numeric))
+        needed = self._needed(noise, float(look.least_wanted(self.numeric).min()))
         if look.columns is None and not needed <= longest:
             return None
         return float(np.fmin(longest, max(needed, shortest)))
 
-    def _needed(self, noise: np.ndarray, least: np.ndarray | float) -> float:
-        """The length at which steps show a wrong entry, if they are this large at length one."""
-        with np.errstate(all="ignore"):
-            allowed = constants.HIDDEN_SHARE * self.tol.atol * least
-            # A little more than needed, since steps are rounded.
-            return 1.001 * _EXTRAPOLATED * float((noise / allowed).max())
+    def _needed(self, noise: float, least: float) -> float:
+        """The length at which steps show a wrong entry, if the smallest is this large at length one."""
+        allowed = constants.HIDDEN_SHARE * self.tol.atol * least
+        # A little more than needed, since steps are rounded.
+        return 1.001 * _EXTRAPOLATED * noise / allowed if allowed else inf
 
     def examine(self, look: Look) -> Examined | None:
         """What a look shows; None if it has no steps that would show a wrong entry."""
@@ -167,12 +167,12 @@ class Examiner:
         if length is None:
             return None
         parts = [
-            self._compared(look.part(some), noise[some], length).examined(self.tol)
+            self._compared(look.part(some), noise, length).examined(self.tol)
             for some in self._spans(len(look))
         ]
         return Examined(_joined([part.suspects for part in parts]), max(part.visible for part in parts))
 
-    def _compared(self, look: Look, noise: np.ndarray, length: float) -> Compared:
+    def _compared(self, look: Look, noise: float, length: float) -> Compared:
         if look.large:
             expected, least = look.compare(self.numeric, self.analytic, length)
             differences = self._differences(look, length)
@@ -181,7 +181,7 @@ class Examiner:
             expected, least = look.expected(self.analytic, steps), look.least(steps)
             differences = look.differences(self.numeric, steps)
         off = self._off(differences, expected)
-        return Compared(look, length, least, noise, expected, off, (differences,))
+        return Compared(look, length, noise, least, expected, off, (differences,))
 
     def _differences(self, look: Look, length: float, times: int = 1) -> np.ndarray:
         """The differences with steps of this length times a number; many steps are made anew for each run."""
@@ -211,7 +211,7 @@ class Examiner:
         if better.suspects(self.tol) is None:
             return self._still_off(others)
         if better.fell_from(worst):  # truncation, with the shortest steps that show anything
-            return replace(suspects, noise=np.full(len(suspects), np.inf))
+            return replace(suspects, noise=inf)
         return suspects if few else self._beyond_noise(suspects, better)
 
     def _still_off(self, suspects: Sequence[Compared]) -> Compared | None:
@@ -224,11 +224,10 @@ class Examiner:
         if noise is None:
             return suspects
         look, self.measured = suspects.look, noise.outputs
-        mixed = np.full(len(look), noise.mixed)
-        length = self.length(look, mixed)
+        length = self.length(look, noise.mixed)
         if length is None:
-            return replace(suspects, noise=np.full(len(suspects), np.inf))
-        longer = self._compared(look, mixed, length).suspects(self.tol)
+            return replace(suspects, noise=inf)
+        longer = self._compared(look, noise.mixed, length).suspects(self.tol)
         if longer is None:
             return None
         worst, *others = longer.each()
@@ -245,7 +244,7 @@ class Examiner:
         """
         noise, off = self._noise_along(worst), abs(suspects.off).max()
         near = min(suspects.look.lengths(self.numeric.eps)[0], suspects.length / constants.SHORTER)
-        closer = self._compared(worst.look, suspects.noise[:1], near)
+        closer = self._compared(worst.look, suspects.noise, near)
         taken = self._longer(closer)
         apart = np.concatenate([self._off(d, n * closer.expected) for n, d in enumerate(taken, start=1)])
         size = abs(apart).max()
@@ -298,4 +297,5 @@ def _joined(parts: Sequence[Compared | None]) -> Compared | None:
     look = replace(looks[0], columns=columns, weights=joined)
     arrays = {name: np.concatenate([getattr(part, name) for part in some]) for name in _ARRAYS}
     taken = tuple(map(np.concatenate, zip(*(part.taken for part in some), strict=False)))
-    return Compared(look, some[0].length, **arrays, taken=taken)
+    noise = max(part.noise for part in some)
+    return Compared(look, some[0].length, noise, **arrays, taken=taken)

@@ -130,6 +130,10 @@ class ReverseMap(QuietMap):
         # Of those that are the same, one is enough.
         self.repeated = [*(self.repeated or [first]), first if torch.equal(first, again) else again]
 
+    def prepare(self) -> None:
+        """Pull the random cotangents back."""
+        _ = self.mixed
+
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
