@@ -42,6 +42,11 @@ class Check:
     wrong: bool
     fast: bool
 
+    @property
+    def group(self) -> str:
+        """The checks that are compared: of a wrong derivative, both modes with torch's exhaustive one."""
+        return "wrong" if self.wrong else "right, fast" if self.fast else "right, exhaustive"
+
     def __str__(self) -> str:
         return f"{self.side}, {'wrong' if self.wrong else 'right'}, {'fast' if self.fast else 'exhaustive'}"
 
@@ -174,14 +179,20 @@ def _run(check: Check, entry: Entry, subject: Subject) -> Cost:
 
 
 def _timed(costs: dict[Check, Cost], entry: Entry, subjects: dict[bool, Subject]) -> None:
-    """Replace the times of the short checks by the medians of several rounds, in turns."""
+    """Replace the times of the short checks by the medians of several rounds, in turns.
+
+    Checks that are compared take turns with each other and with nobody else: after one that runs ten times
+    as long, whoever comes next finds the caches cold.
+    """
     short = [check for check, cost in costs.items() if cost.seconds < LONG and cost.verdict != OVER]
     times: dict[Check, list[float]] = {check: [] for check in short}
-    brief = [check for check in times if costs[check].seconds < BRIEF]
-    for turn in range(BRIEF_ROUNDS):
-        turns = list(times) if turn < ROUNDS else brief
-        for check in random.sample(turns, len(turns)):
-            times[check].append(_run(check, entry, subjects[check.wrong]).seconds)
+    for group in dict.fromkeys(check.group for check in short):
+        members = [check for check in short if check.group == group]
+        brief = [check for check in members if costs[check].seconds < BRIEF]
+        for turn in range(BRIEF_ROUNDS):
+            turns = members if turn < ROUNDS else brief
+            for check in random.sample(turns, len(turns)):
+                times[check].append(_run(check, entry, subjects[check.wrong]).seconds)
     for check, seconds in times.items():
         costs[check] = replace(costs[check], seconds=statistics.median(seconds), turns=tuple(seconds))
 

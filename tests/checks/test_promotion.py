@@ -30,6 +30,7 @@ PERCEPTRON = seeded(
     lambda: nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 3), nn.Tanh())
 )
 IMAGES = seeded(lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Softplus(), nn.AvgPool2d(2)))
+SMALL = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()))
 ATTENTION = seeded(lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
 
 
@@ -74,6 +75,24 @@ WRONG = {
     ),
     "a hook that scales": (lambda x: _hooked(F.linear(x, WEIGHT, BIAS)).tanh(), normal(3, 4)),
 }
+
+
+RIGHT |= {
+    "a gradient inside": (
+        lambda x: torch.func.grad(lambda y: SMALL(y).square().sum())(x),
+        normal(3, 4),
+    ),
+    "a gradient by its parameters inside": (lambda x: _inner_gradient(x), normal(3, 4)),
+}
+
+
+def _inner_gradient(x: Tensor) -> Tensor:
+    """What a network says first without a graph, then with one, which is differentiated by a weight."""
+    with torch.no_grad():
+        scale = torch.ones_like(SMALL(x[:1]))
+    loss = (SMALL(x) * scale).square().sum()
+    (gradient,) = torch.autograd.grad(loss, SMALL[0].weight, create_graph=True)
+    return gradient
 
 
 def _hooked(y: Tensor) -> Tensor:
@@ -140,6 +159,17 @@ def test_operations_of_one_precision_stay_in_it() -> None:
         assert torch.dot(low, high).dtype is torch.float64
         assert torch.ones(2).device.type == "meta"
     assert torch.ones(2).device.type == "cpu"
+
+
+def test_a_parameter_that_was_written_to_is_converted_again() -> None:
+    """It is converted once while it stays as it is."""
+    parameter, high = nn.Parameter(normal(2)), normal(2).double()
+    with Promoted(None):
+        before = torch.dot(parameter, high)
+        assert torch.dot(parameter, high) == before
+        with torch.no_grad():
+            parameter.mul_(2)
+        assert torch.dot(parameter, high) == 2 * before
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["exhaustive", "fast"])

@@ -113,9 +113,9 @@ def same_at_the_point(low: Problem, high: Problem, rounding: Rounding) -> bool:
 
     A few units in the last place of an output, or of the median one, are rounding; of more, it is measured.
     """
-    off = abs(low.value - high.value)
     with np.errstate(all="ignore"):
-        size = np.nan_to_num(abs(low.value), posinf=0.0)
+        off, size = abs(low.value - high.value), abs(low.value)
+        size = np.where(size < np.inf, size, 0.0)
         middle = size.size // 2
         usual = np.partition(size, middle)[middle] if size.size else 0.0
         if not (off > constants.FEW_ULPS * low.rounding * np.maximum(size, usual)).any():
