@@ -151,6 +151,14 @@ def test_a_function_that_is_another_one_in_double_precision_is_checked_as_given(
     assert gradcheck(other, normal(3, 4).requires_grad_(), atol=1e-2, rtol=1e-2)
 
 
+def test_parameters_of_inference_mode() -> None:
+    """Nobody counts how often these are written to."""
+    with torch.inference_mode():
+        weight = nn.Parameter(normal(2))
+    with Promoted(None):
+        assert torch.equal(torch.mul(weight, normal(2).double()), weight.double() * normal(2).double())
+
+
 def test_operations_of_one_precision_stay_in_it() -> None:
     """Only what mixes precisions is promoted, and tensors are made where the caller makes them."""
     low, high = normal(2), normal(2).double()

@@ -29,6 +29,7 @@ from covector._engine.modes import TRACING
 from covector._engine.observe import Call, Observer, WaysOut, tensors_in
 from covector._engine.outside import GONE, Get, Outside, Place, always, is_plain, outside_of
 from covector._engine.ready import keep_apart, short, untransposed, written_out
+from covector._engine.tensors import version
 from covector._lazy import lazy
 from covector._tree import LEAF, Spec, flatten, unflatten
 from covector.errors import Caller, UnsupportedError, UntraceableError
@@ -162,7 +163,7 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
     found = outside_of(caller.function)
     watched = [places[0] for places in found.tensors.values()]
     watched += [always("an argument", tensor) for tensor in tensors]
-    before = [_version(place.value) for place in watched]
+    before = [version(place.value) for place in watched]
     results: list[Result] = []
     sizing: list[_Sizing] = []
 
@@ -185,8 +186,8 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
             module = make_fx(flat, tracing_mode="real")(*inputs)
     except RuntimeError as error:
         raise _explained(caller, error) from error
-    for place, version in zip(watched, before, strict=True):
-        if _version(place.value) != version:
+    for place, known in zip(watched, before, strict=True):
+        if version(place.value) != known:
             raise UntraceableError(
                 f"{caller}: the function changes {place.name} in place (as batch normalization in training "
                 "mode does with its statistics); a compiled function has to be pure. Put the module in "
@@ -201,11 +202,6 @@ def trace(caller: Caller, function: Flat, tensors: Sequence[Tensor], *, as_calle
     mode = Place("grad mode", torch.is_grad_enabled, torch.is_grad_enabled())
     guards = (*program.guards, *found.requiring_grad(), mode)
     return replace(program, guards=guards, required=_required(tensors))
-
-
-def _version(tensor: Tensor) -> int:
-    """A number that grows when the tensor is changed in place; those of inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _explained(caller: Caller, error: RuntimeError) -> RuntimeError:
@@ -296,7 +292,7 @@ def _steady(caller: Caller, module: GraphModule, sizing: Sequence[_Sizing], foun
                 )
             tensor = getattr(module, str(source.target))
             for place in found.tensors.get(id(tensor), ()):
-                steady.append(Place(place.name, partial(_unchanged, place, tensor), _version(tensor)))
+                steady.append(Place(place.name, partial(_unchanged, place, tensor), version(tensor)))
     return steady
 
 
@@ -313,7 +309,7 @@ def _sources(node: Node) -> list[Node]:
 
 def _unchanged(place: Place, tensor: Tensor) -> int:
     """The version of a tensor, if it stands where it stood."""
-    return _version(tensor) if place.get() is tensor else -1
+    return version(tensor) if place.get() is tensor else -1
 
 
 class _Drawn(Exception):

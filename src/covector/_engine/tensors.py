@@ -40,8 +40,8 @@ def _holds_others(tensor: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int:
-    """A number that grows with every change of the tensor in place."""
-    return tensor._version
+    """A number that grows with every change of the tensor in place; of inference tensors nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def set_version(tensor: Tensor, version: int) -> None:
