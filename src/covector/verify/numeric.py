@@ -26,7 +26,8 @@ from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
 from covector.errors import ResourceError, text_of
 from covector.verify import constants
-from covector.verify.problem import Problem, Shift
+from covector.verify.moved import Shift
+from covector.verify.problem import Problem
 from covector.verify.steps import Steps
 from covector.verify.vectors import Pieces, weights
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Chart, Sampled, ShapeChange, moved, refusal, sampled, values_of
+from covector._chart import Chart, Sampled, ShapeChange, moved, refusal, sampled
 from covector._engine import graph
 from covector._engine.leaves import like
 from covector._engine.levels import GradMode
@@ -28,7 +28,8 @@ from covector.transforms._door import summary
 from covector.verify.finding import Entry
 from covector.verify.leaves import guarded, has_value, is_differentiable, same_bits, shifted
 from covector.verify.likes import tensors_for_outputs
-from covector.verify.vectors import PIECE, Pieces
+from covector.verify.moved import Moved, Shift
+from covector.verify.vectors import PIECE
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _HALF = {torch.float16, torch.complex32}
@@ -45,22 +46,6 @@ class Impure(Exception):
         super().__init__(where, draws)
         self.where = where
         self.draws = draws
-
-
-class Shift(NamedTuple):
-    """A move away from a point, to one of two sides."""
-
-    side: np.ufunc
-    """`np.add` or `np.subtract`."""
-    move: Callable[[], Pieces]
-    """Of all coordinates; nobody keeps it while the function runs."""
-
-    def shifted(self, point: np.ndarray) -> np.ndarray:
-        """The point that is moved to."""
-        there = np.empty_like(point)
-        for span, piece in self.move():
-            self.side(point[span], piece[0], out=there[span])
-        return there
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.layout] | None
@@ -140,10 +125,7 @@ class Problem:
             self._others = list(arguments.leaves)
             self._record()
         self._take()
-        self._moved = self._leaves_to_move(whole)
-        self._held = [values_of(leaf.data) for leaf in self._moved]
-        self._arrays = self._as_arrays()
-        self._home = [numbers.clone() for numbers in self._held] if self._arrays is None else []
+        self._moved = Moved(self._leaves_to_move(whole), self.inputs, self.chart, self.point)
 
     def _made_leaves(self, whole: Chart) -> list[Tensor]:
         """The leaves; those of the first problem, where its backward is looked at."""
@@ -227,7 +209,7 @@ class Problem:
     @property
     def _fills(self) -> bool:
         """Whether differences are taken with more elements specified than the caller's tensors do."""
-        return any(map(operator.is_not, self._moved, self.variables))
+        return any(map(operator.is_not, self._moved.leaves, self.variables))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -356,15 +338,15 @@ class Problem:
         """
         try:
             if point is not None:
-                self._move(point, shift)
+                self._moved.to(point, shift)
             with GradMode(enabled=True):
-                outputs = self.outputs_of(self._moved)
+                outputs = self.outputs_of(self._moved.leaves)
                 if use is None:
                     return self._copied(outputs)
                 return use(self.outputs.coordinates(outputs).numpy())
         finally:
             if point is not None:
-                self._move_back()
+                self._moved.back()
 
     def _copied(self, outputs: Sequence[Tensor]) -> np.ndarray:
         """The coordinates of outputs, as no view of them; those of several are put together anyway."""
@@ -375,65 +357,6 @@ class Problem:
         """The point as the leaves hold it, in their own precision."""
         tensors = self.chart.from_coords(torch.from_numpy(point))
         return self.inputs.coordinates(tensors).numpy().copy()
-
-    def _as_arrays(self) -> list[np.ndarray] | None:
-        """The coordinates of the leaves as arrays on the same memory, if all of them can be seen as that."""
-        if self.inputs.sparse_layouts:
-            return None
-        arrays = []
-        for place, held in zip(self.inputs.places, self._held, strict=True):
-            try:
-                array = place.to_real(held).numpy()
-                shared = array.ctypes.data == held.data_ptr()
-            except (TypeError, RuntimeError):  # another device, layout or dtype
-                return None
-            if not shared:  # a conjugate that was written out
-                return None
-            arrays.append(array)
-        return arrays
-
-    def _move(self, point: np.ndarray, shift: Shift | None = None) -> None:
-        """Put other numbers into the leaves."""
-        if self._arrays is not None and not isinstance(self.inputs, Sampled):
-            if shift is None:
-                there = point
-            elif point.size > PIECE and all(array.flags.c_contiguous for array in self._arrays):
-                self._shift(self._arrays, point, shift)
-                return
-            else:
-                there = shift.shifted(point)
-            for array, place in zip(self._arrays, self.inputs.places, strict=True):
-                array[...] = there[place.start : place.stop].reshape(array.shape)
-            return
-        if shift is not None:
-            point = shift.shifted(point)
-        if self._arrays is not None and isinstance(self.inputs, Sampled):
-            for array, place in zip(self._arrays, self.inputs.places, strict=True):
-                looked_at, positions = self.inputs.within(place)
-                array.flat[positions] = point[looked_at]
-            return
-        tensors = self.chart.from_coords(torch.from_numpy(point))
-        for numbers, tensor in zip(self._held, tensors, strict=True):
-            numbers.copy_(values_of(tensor))
-
-    def _shift(self, arrays: list[np.ndarray], point: np.ndarray, shift: Shift) -> None:
-        """The same in pieces: of many numbers, another vector would count."""
-        flat = [array.reshape(-1) for array in arrays]
-        for span, piece in shift.move():
-            for array, place in zip(flat, self.inputs.places, strict=True):
-                start, stop = max(span.start, place.start), min(span.stop, place.stop)
-                if start < stop:
-                    moved, there = piece[0, start - span.start : stop - span.start], slice(start, stop)
-                    out = array[start - place.start : stop - place.start]
-                    shift.side(point[there], moved, out=out, casting="same_kind")
-
-    def _move_back(self) -> None:
-        """Put their own numbers into the leaves again."""
-        if self._arrays is not None:
-            self._move(self.point)
-            return
-        for numbers, home in zip(self._held, self._home, strict=True):
-            numbers.copy_(home)
 
     def fresh(self) -> list[Tensor]:
         """The kept outputs of another run at the point, with a graph of their own."""
