@@ -9,32 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from covector._engine.leaves import like
-from covector._engine.levels import innermost
-from covector._engine.tensors import version
 from covector.verify.leaves import doubled
 from covector.verify.problem import Problem
 
 _DOUBLE = {torch.float64, torch.complex128}
 _LOW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32}
-
-# Parameters of up to so many numbers are converted once; to convert a larger one takes little beside its use.
-_KEPT = 1 << 16
-
-
-class _Converted(NamedTuple):
-    """A parameter in double precision."""
-
-    of: Parameter
-    version: int
-    value: Tensor
 
 
 class Promoted(TorchFunctionMode):
@@ -43,7 +29,6 @@ class Promoted(TorchFunctionMode):
     def __init__(self, inside: AbstractContextManager[Any] | None) -> None:
         self._inside = inside
         """Where the function runs otherwise, if not plainly."""
-        self._converted: dict[tuple[int, bool], _Converted] = {}
 
     def __enter__(self) -> Self:
         """As the function runs otherwise, and promoted."""
@@ -62,30 +47,9 @@ class Promoted(TorchFunctionMode):
         kwargs = kwargs or {}
         dtypes = _dtypes((*args, *kwargs.values()))
         if not (dtypes.isdisjoint(_DOUBLE) or dtypes.isdisjoint(_LOW)):
-            args = [self._promoted(value) for value in args]
-            kwargs = {name: self._promoted(value) for name, value in kwargs.items()}
+            args = [_promoted(value) for value in args]
+            kwargs = {name: _promoted(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
-
-    def _promoted(self, value: Any) -> Any:
-        """A tensor in double precision; of a list or a tuple, every tensor in it."""
-        if isinstance(value, Tensor):
-            if value.dtype not in _LOW:
-                return value
-            return self._parameter(value) if type(value) is Parameter else doubled(value)
-        if type(value) in (list, tuple):
-            return type(value)(map(self._promoted, value))
-        return value
-
-    def _parameter(self, parameter: Parameter) -> Tensor:
-        """A parameter in double precision; converted anew if it was written to."""
-        place = id(parameter), torch.is_grad_enabled()
-        known = self._converted.get(place)
-        if known is not None and known.of is parameter and known.version == version(parameter):
-            return known.value
-        value = innermost(doubled(parameter))  # a transform inside the function, which wraps it, ends
-        if parameter.numel() <= _KEPT:
-            self._converted[place] = _Converted(parameter, version(parameter), value)
-        return value
 
 
 def lifted(problem: Problem) -> Problem | None:
@@ -122,3 +86,12 @@ def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:
         elif isinstance(value, list | tuple):
             found |= _dtypes(value)
     return found
+
+
+def _promoted(value: Any) -> Any:
+    """A tensor in double precision; of a list or a tuple, every tensor in it."""
+    if isinstance(value, Tensor):
+        return doubled(value) if value.dtype in _LOW else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_promoted, value))
+    return value
