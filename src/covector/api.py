@@ -207,6 +207,7 @@ def gradcheck(
         >>> covector.gradcheck(torch.log, x)
         True
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     memory = None if max_memory is None else memory_limit("gradcheck", max_memory)
     options = Options(
         Tolerance(atol, rtol, eps, kinks),
@@ -276,6 +277,7 @@ def gradgradcheck(
         >>> covector.gradgradcheck(torch.log, x)
         True
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     memory = None if max_memory is None else memory_limit("gradgradcheck", max_memory)
     options = Options(
         Tolerance(atol, rtol, eps, kinks),
@@ -487,6 +489,7 @@ def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
 
 
 def _refuted(report: Report, raise_exception: bool) -> Literal[False]:
+    __tracebackhide__ = True
     if raise_exception:
         error = UnsteadyOutputError if isinstance(report.cause, ShapeChange) else GradcheckError
         raise error(str(report), report) from report.cause

@@ -672,3 +672,31 @@ def test_a_check_that_a_test_calls_itself_has_a_page(pytester, run):
     index = (pytester.path / "pages" / "index.html").read_text(encoding="utf-8")
     assert "gradcheck(Double.apply)" in index
     assert len(list((pytester.path / "pages").glob("*test_own*.html"))) == 1
+
+
+def test_a_check_by_its_own_name(pytester, run):
+    """What pytest shows of a failure is the line of the test and the report, nothing of covector's code."""
+    pytester.makepyfile(
+        """
+        import torch
+        from covector import check, gradcheck
+
+        x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+        def square(x):
+            return x * x.detach()
+
+        def test_raises():
+            gradcheck(square, x)
+
+        def test_asserts():
+            assert check(square, x)
+        """
+    )
+    result = run()
+    result.assert_outcomes(failed=2)
+    shown = failure_of(result, "test_raises")
+    assert "GradcheckError: gradcheck(square): FAILED" in shown
+    assert "api.py" not in shown
+    assert "_door.py" not in shown
+    assert "assert <check(square): FAILED: reverse mode disagrees" in failure_of(result, "test_asserts")

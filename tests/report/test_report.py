@@ -1030,3 +1030,15 @@ def test_names_of_columns_are_no_markup():
     shown = covector.Report("kernel", "check_kernel", (), tables=(table,))
     assert "error [ulp]" in _rich_text(shown)
     assert "error [ulp]" in str(shown)
+
+
+def test_a_line_of_a_report() -> None:
+    """What `assert check(f, x)` shows names the function, the outcome and the first wrong entry."""
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    assert repr(covector.check(torch.log, x)) == "<check(log): PASSED; print() shows all of it>"
+    line = repr(covector.check(lambda x: x * x.detach(), x))
+    assert line.startswith(
+        "<check(<lambda>): FAILED: reverse mode disagrees with central differences, d output["
+    )
+    assert "is 2, numeric 4" in line
+    assert "\n" not in line

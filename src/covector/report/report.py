@@ -65,6 +65,16 @@ class Report:
         calls = "1 call" if self.evaluations == 1 else f"{self.evaluations} calls"
         return f"{self.method}; {calls} of the function"
 
+    def __repr__(self) -> str:
+        """One line, which is what a failing `assert check(f, x)` shows."""
+        text = self.title
+        if not self and (worst := self.worst) is not None:
+            text += f": {worst.summary}"
+            if worst.mismatches:
+                first = worst.mismatches[0]
+                text += f", {first.entry} is {first.analytic:.6g}, numeric {first.numeric:.6g}"
+        return f"<{text}; print() shows all of it>"
+
     def __str__(self) -> str:
         from covector.report.terminal import plain
 

@@ -67,6 +67,7 @@ def one_tuple_of_inputs(door: Callable[_Given, _Result]) -> Callable[_Given, _Re
 
     @wraps(door)
     def opened(*args: _Given.args, **keywords: _Given.kwargs) -> _Result:
+        __tracebackhide__ = True
         if any(isinstance(value, Tensor) for value in args[allowed:]):
             raise ArgumentTypeError(f"{door.__name__}: {advice}")
         return door(*args, **keywords)
