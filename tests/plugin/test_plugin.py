@@ -319,6 +319,20 @@ def test_differences_are_accepted(pytester, run):
     lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
     assert "verdicts that differ: none, and 2 accepted" in lines
     assert "linearity" not in "".join(lines)
+    assert "not met" not in "".join(lines)
+
+
+def test_accepted_differences_that_are_not_met_are_listed(pytester, run):
+    """A list that somebody wrote: comments mean nothing, and a test whose name is mistyped is seen."""
+    pytester.makepyfile(test_different=DIFFERENT)
+    torch_accuses = "test_torch_accuses_this gradcheck(detached): covector passed, torch failed"
+    (pytester.path / "known.txt").write_text(
+        f"# agreed on\n\n  test_different.py::{torch_accuses} \ntest_diferent.py::{torch_accuses}\n"
+    )
+    lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
+    assert "verdicts that differ: 1, and 1 accepted" in lines
+    at = lines.index("accepted, but not met in this run: 1")
+    assert lines[at + 1] == f"  test_diferent.py::{torch_accuses}"
 
 
 @pytest.mark.parametrize("option", ["accept", "differences"])

@@ -88,8 +88,7 @@ how: 3 x 3 entries column by column, step 1e-06; 21 calls of the function""",
         """\
 check(sin): PASSED
 checks: reverse mode, gradient kind, determinism, linearity, undefined cotangents
-how: 3 x 3 entries column by column, step 1e-06; an error above 4e-07 in any entry would have shown;
-    7 calls of the function""",
+how: 3 x 3 entries column by column, step 1e-06; none is off by more than 4e-07; 7 calls of the function""",
     ),
     "kink": (
         lambda: covector.check(torch.relu, torch.zeros(1, dtype=torch.float64, requires_grad=True)),
@@ -710,7 +709,7 @@ def test_the_error_that_would_have_shown_is_one_that_does():
     single = lambda x: x.float().exp().double()
     report = covector.check(single, point)
     assert report
-    (visible,) = map(float, re.findall(r"an error above (\S+) in any entry would have shown", report.how))
+    (visible,) = map(float, re.findall(r"; none is off by more than ([^\s;,]+)", report.how))
     assert not covector.check(lambda x: single(x) + 2 * visible * x.detach(), point)
     assert visible < 0.01
 

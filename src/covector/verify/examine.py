@@ -34,7 +34,7 @@ class Examined(NamedTuple):
     suspects: Compared | None
     """The directions that disagree."""
     visible: float
-    """The smallest error of an entry that would have shown."""
+    """How far an entry may be off that does not disagree."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Compared:
         return self._beyond(tol, self.hidden(tol))
 
     def examined(self, tol: Tolerance) -> Examined:
-        """The suspects, and how large an error would have shown; entries that noise would hide are judged."""
+        """The suspects, and how far the rest may be off; entries that noise would hide are judged."""
         hidden = self.hidden(tol)
         shown = ~hidden
         visible = float((self.noise[shown] / self.least[shown]).max(initial=0.0))
