@@ -57,7 +57,7 @@ class Accepted:
         return str(check) in self.lines
 
     def unmet(self, checks: list[Check]) -> list[str]:
-        """Lines that are no difference of these checks: mistyped, out of date, or of a test that did not run."""
+        """Lines that are none of these checks: mistyped, out of date, or of a test that did not run."""
         return sorted(self.lines - {str(check) for check in checks if check.differs})
 
 

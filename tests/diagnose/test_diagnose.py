@@ -63,7 +63,7 @@ def test_every_rule_has_a_planted_bug():
 
 def test_the_table_is_in_the_documents():
     """Word for word, and in this order."""
-    document = (ROOT / "docs" / "diagnosis.md").read_text()
+    document = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
     rows = [f"| {rule.name} | {rule.sees} | {rule.look} |" for rule in RULES]
     assert "\n".join(rows) in document
 
@@ -77,7 +77,7 @@ def test_a_rule_names_its_planted_bug_first_and_word_for_word(name):
     assert found[0].look
     assert "{" not in found[0].evidence
     text = text_of(report)
-    assert text == (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").read_text()
+    assert text == (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").read_text(encoding="utf-8")
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -782,7 +782,9 @@ def write_snapshots():
     SNAPSHOTS.mkdir(exist_ok=True)
     torch.manual_seed(0)  # as every test does: it is the seed by which inputs are drawn again
     for name in PLANTED:
-        (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(text_of(PLANTED[name].wrong_report()))
+        (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(
+            text_of(PLANTED[name].wrong_report()), encoding="utf-8"
+        )
 
 
 FORMULAS = {
