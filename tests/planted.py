@@ -130,6 +130,11 @@ def deaf(g: Tensor, x: Tensor) -> Tensor:
     return cube_pull(torch.where(g.abs() < 1e-4, 0.0, g), x)
 
 
+def approximate(factor: float, error: float) -> Callable[..., Any]:
+    """A multiple of the cube's gradient, with an error that changes from element to element."""
+    return cubed(lambda d: factor * d * (1 + error * torch.arange(d.numel(), dtype=d.dtype).square().sin()))
+
+
 def single_sine(factor: float) -> Callable[..., Any]:
     """A sine that is computed in single precision whatever it is given."""
     return lambda x: ruled(torch.sin, lambda g, x: factor * g * x.cos())(x.float()) + 1e3
@@ -408,4 +413,5 @@ PLANTED = {
     "jump": Planted(torch.round, RELU, given(0.5, 1.2), given(0.0, 1.0)),
     "domain": Planted(torch.log, ruled(torch.log, lambda g, x: 2 * g / x), given(0.0, 1.0), given(0.5, 1.0)),
     "noise": Planted(single_sine(1.0), single_sine(3.0), given(0.5)),
+    "factor, nearly": Planted(approximate(2.0, 1e-4), approximate(2.0, 0.2), away((23,))),
 }

@@ -45,7 +45,7 @@ def _rules(names: str) -> tuple[str, ...]:
 
 _ORDER = "the order of the gradients that `backward` returns: it must be that of the inputs of `forward`"
 
-RULES = (
+_EXACT = (
     Rule(
         "sign",
         factors.sign,
@@ -418,5 +418,18 @@ RULES = (
         "differences are too coarse for the tolerance",
         "the precision: give float64 inputs, a function that takes them, or larger atol and rtol",
         alone=True,
+    ),
+)
+
+# Rules that explain the entries to the last digit go before the one that does not.
+RULES = (
+    *_EXACT,
+    Rule(
+        "factor, nearly",
+        factors.nearly,
+        "the gradient is the same multiple of the true one, but for the error of a solver or an approximation",
+        "a sign or a factor that was left out or applied twice; what remains is as small as the error of a "
+        "solver that stops at a tolerance",
+        tuple(rule.name for rule in _EXACT),
     ),
 )
