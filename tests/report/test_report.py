@@ -88,7 +88,8 @@ how: 3 x 3 entries column by column, step 1e-06; 21 calls of the function""",
         """\
 check(sin): PASSED
 checks: reverse mode, gradient kind, determinism, linearity, undefined cotangents
-how: 3 x 3 entries column by column, step 1e-06; none is off by more than 4e-07; 7 calls of the function""",
+how: 3 x 3 entries column by column, step 1e-06; none is off by more than 4e-07; 7 calls of the
+    function""",
     ),
     "kink": (
         lambda: covector.check(torch.relu, torch.zeros(1, dtype=torch.float64, requires_grad=True)),
