@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import covector
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IMAGES = runpy.run_path(str(DOCS / "make_images.py"))
@@ -178,3 +180,16 @@ def test_tour(capsys):
     """The tour that `make demo` takes reaches its end."""
     runpy.run_path(str(ROOT / "examples" / "tour.py"))
     assert "Hessian" in capsys.readouterr().out
+
+
+CHECKS = [covector.check, covector.gradcheck, covector.gradgradcheck, covector.kernelcheck]
+
+
+@pytest.mark.parametrize("verb", CHECKS)
+def test_every_parameter_of_a_check_is_explained_where_it_stands(verb):
+    """Also those that are written down at another verb, and none that it does not take."""
+    section = inspect.getdoc(verb).split("Args:\n")[1].split("\n\n")[0]
+    explained = re.findall(r"^    (\w+(?:, \w+)*): ", section, re.MULTILINE)
+    assert {name for names in explained for name in names.split(", ")} == {
+        *inspect.signature(verb).parameters
+    }

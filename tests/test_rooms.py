@@ -15,6 +15,7 @@ SOURCE = Path(covector.__file__).parent
 # Left to right: a room may import from the rooms before it, and from itself.
 ROOMS = [
     "_lazy",
+    "_described",
     "errors",
     "_random",
     "_files",

@@ -22,9 +22,9 @@ _FEW, _MANY = 3, 4
 
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)
 
-# A multiple but for the error of a solver, which is as large at small entries as at large ones: of so many wrong
-# entries at least, this share is a multiple to within the tolerance at the largest entry, and none is off by more than
-# this share of the largest error. Nearer to one, and to zero, the tolerance is too large for it.
+# A multiple but for the error of a solver, which is as large at small entries as at large ones: of so many
+# wrong entries at least, this share is a multiple to within the tolerance at the largest entry, and none is
+# off by more than this share of the largest error. Nearer to one, and to zero, the tolerance is too large.
 _LEAST, _MOST_OF_THEM, _LEFT, _APART = 10, 0.95, 0.02, 0.05
 
 

@@ -427,7 +427,7 @@ RULES = (
     Rule(
         "factor, nearly",
         factors.nearly,
-        "the gradient is the same multiple of the true one, but for the error of a solver or an approximation",
+        "the gradient is the same multiple of the true one, but for a small error, as that of a solver",
         "a sign or a factor that was left out or applied twice; what remains is as small as the error of a "
         "solver that stops at a tolerance",
         tuple(rule.name for rule in _EXACT),
