@@ -130,6 +130,11 @@ def deaf(g: Tensor, x: Tensor) -> Tensor:
     return cube_pull(torch.where(g.abs() < 1e-4, 0.0, g), x)
 
 
+def spread_out(x: Tensor) -> Tensor:
+    """Moved and scaled to lie between 0 and 1."""
+    return (x - x.amin()) / (x.amax() - x.amin())
+
+
 def approximate(factor: float, error: float) -> Callable[..., Any]:
     """A multiple of the cube's gradient, with an error that changes from element to element."""
     return cubed(lambda d: factor * d * (1 + error * torch.arange(d.numel(), dtype=d.dtype).square().sin()))
@@ -367,6 +372,11 @@ PLANTED = {
         normal((5,), dtype=torch.complex128),
     ),
     "few elements": Planted(cubed(only(3, 1.1)), cubed(masked([0, 1, 3, 4, 6])), VECTOR),
+    "extremes": Planted(
+        ruled(spread_out, lambda g, x: g / (x.amax() - x.amin())),
+        ruled(lambda x: x * x[3], lambda g, x: g * x[3]),
+        given(0.5, -1.0, 2.0, 0.3, 1.1, -0.4, 1.7, 0.9),
+    ),
     "one slice": Planted(cubed(masked(2)), cubed(masked((2, [0, 1, 2]), (1, [3, 4]))), TABLE),
     "diagonal": Planted(
         cubed(lambda d: d + d.diagonal().diag()),
