@@ -411,6 +411,17 @@ def test_the_scale_of_the_input_is_a_fact():
     assert "the error grows with the size of `x`." in report.worst.facts[-1]
 
 
+def test_an_error_that_is_a_function_of_the_input_is_a_fact():
+    """The product rule for p log p, with one of its two terms."""
+    x = torch.tensor([0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 0.3], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0.9, 0.1, 0.7, 0.2, 1.2, 0.4, 1.6], dtype=torch.float64)
+    wrong = ruled(lambda x: (x.exp() * (x - y)).sum(), lambda g, x: g * x.exp() * (x - y))
+    report = covector.check(wrong, x)
+    assert not diagnoses(report)
+    assert "the difference analytic - numeric lies between" in report.worst.facts[-1]
+    assert "and changes steadily with `x`; the error grows" in report.worst.facts[-1]
+
+
 def test_the_few_elements_that_are_right_are_a_fact():
     """The only element inside of the quadratic part of Huber's loss."""
     x = torch.tensor([2.0, -3.0, 1.5, 0.25, -2.5], dtype=torch.float64, requires_grad=True)
