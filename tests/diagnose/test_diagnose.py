@@ -411,6 +411,21 @@ def test_the_scale_of_the_input_is_a_fact():
     assert "the error grows with the size of `x`." in report.worst.facts[-1]
 
 
+def test_a_multiple_says_nothing_about_entries_that_should_be_zero():
+    """A coupling that is smaller than the tolerance at the largest entry is not explained by a factor."""
+    wrong = ruled(torch.sin, lambda g, x: 2 * g * x.cos() + 1e-4 * g.sum())
+    assert not said(wrong, away((20,)))
+
+
+def test_a_number_that_is_missing_everywhere_is_no_formula():
+    """The largest of two elements that are added up: the other one gets no gradient."""
+    wrong = ruled(
+        lambda x: x.topk(2, dim=1).values.sum(1),
+        lambda g, x: torch.zeros_like(x).scatter_(1, x.topk(1, dim=1).indices, 1.0) * g[:, None],
+    )
+    assert "chain rule" not in {rule for rule, _ in said(wrong, normal((5, 6)))}
+
+
 def test_an_error_that_is_a_function_of_the_input_is_a_fact():
     """The product rule for p log p, with one of its two terms."""
     x = torch.tensor([0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 0.3], dtype=torch.float64, requires_grad=True)

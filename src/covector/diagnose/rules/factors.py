@@ -78,7 +78,9 @@ def nearly(case: Case) -> Iterator[Observation]:
         if min(abs(c - 1), abs(c)) < _APART:
             continue
         left = (s.analytic - c * s.numeric).abs()
-        fits = left <= abs(c) * (tol.atol + tol.rtol * s.numeric.abs().max()) + (1 + abs(c)) * s.bound
+        # Where nothing should be, something is no multiple of it.
+        size = torch.where(s.support, s.numeric.abs().max(), 0.0)
+        fits = left <= abs(c) * (tol.atol + tol.rtol * size) + (1 + abs(c)) * s.bound
         explained = s.bad & fits
         enough = min(float(fits.double().mean()), int(explained.sum()) / int(s.bad.sum()))
         if enough < _MOST_OF_THEM or bool(left.max() > _LEFT * (s.analytic - s.numeric).abs().max()):
