@@ -8,7 +8,8 @@ from pathlib import Path
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
-PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+PROJECT = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
 
 project = "covector"
 author = copyright = PROJECT["authors"][0]["name"]

@@ -85,8 +85,10 @@ def screenshot(path):
 
 
 if __name__ == "__main__":
-    (IMAGES / "failure.svg").write_text(svg(report(), "covector.gradcheck(Affine.apply, inputs)"))
+    (IMAGES / "failure.svg").write_text(
+        svg(report(), "covector.gradcheck(Affine.apply, inputs)"), encoding="utf-8"
+    )
     title = "covector.check_kernel(Wrong.apply, reference, x)"
-    (IMAGES / "kernel.svg").write_text(svg(kernel_report(), title))
+    (IMAGES / "kernel.svg").write_text(svg(kernel_report(), title), encoding="utf-8")
     if CHROMIUM.exists() and find_spec("playwright"):
         screenshot(IMAGES / "page.png")

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SLOWEST = 5
+# How many lines of a list are shown.
+SHOWN = 5
 
 # How a test ended that was marked to fail, and did.
 EXPECTED = "expected failure"
@@ -47,11 +48,17 @@ class Accepted:
 
     @classmethod
     def listed_in(cls, path: Path | None) -> Accepted:
-        """Those of a file."""
-        return cls() if path is None else cls(frozenset(path.read_text(encoding="utf-8").splitlines()))
+        """Those of a file, in which empty lines and comments (#) mean nothing."""
+        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+        stripped = (line.strip() for line in lines)
+        return cls(frozenset(line for line in stripped if line and not line.startswith("#")))
 
     def __contains__(self, check: Check) -> bool:
         return str(check) in self.lines
+
+    def unmet(self, checks: list[Check]) -> list[str]:
+        """Lines that are none of these checks: mistyped, out of date, or of a test that did not run."""
+        return sorted(self.lines - {str(check) for check in checks if check.differs})
 
 
 def write_differences(path: Path, checks: list[Check]) -> str:
@@ -109,9 +116,12 @@ def _differences(checks: list[Check], accepted: Accepted) -> Iterator[str]:
         yield f"  {check.test}"
         yield f"    {check.what}: covector {check.outcome}, torch {check.peer_outcome}"
         yield from (f"      {line}" for line in check.text.splitlines())
+    if unmet := accepted.unmet(compared):
+        yield f"accepted, but not met in this run: {len(unmet)}"
+        yield from (f"  {line}" for line in unmet[:SHOWN])
 
 
 def _slowest(checks: list[Check]) -> Iterator[str]:
     yield "slowest:"
-    for check in sorted(checks, key=lambda check: -check.seconds)[:SLOWEST]:
+    for check in sorted(checks, key=lambda check: -check.seconds)[:SHOWN]:
         yield f"  {check.seconds:7.3f} s  {check.what}  {check.test}"

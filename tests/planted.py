@@ -130,6 +130,16 @@ def deaf(g: Tensor, x: Tensor) -> Tensor:
     return cube_pull(torch.where(g.abs() < 1e-4, 0.0, g), x)
 
 
+def spread_out(x: Tensor) -> Tensor:
+    """Moved and scaled to lie between 0 and 1."""
+    return (x - x.amin()) / (x.amax() - x.amin())
+
+
+def approximate(factor: float, error: float) -> Callable[..., Any]:
+    """A multiple of the cube's gradient, with an error that changes from element to element."""
+    return cubed(lambda d: factor * d * (1 + error * torch.arange(d.numel(), dtype=d.dtype).square().sin()))
+
+
 def single_sine(factor: float) -> Callable[..., Any]:
     """A sine that is computed in single precision whatever it is given."""
     return lambda x: ruled(torch.sin, lambda g, x: factor * g * x.cos())(x.float()) + 1e3
@@ -362,6 +372,11 @@ PLANTED = {
         normal((5,), dtype=torch.complex128),
     ),
     "few elements": Planted(cubed(only(3, 1.1)), cubed(masked([0, 1, 3, 4, 6])), VECTOR),
+    "extremes": Planted(
+        ruled(spread_out, lambda g, x: g / (x.amax() - x.amin())),
+        ruled(lambda x: x * x[3], lambda g, x: g * x[3]),
+        given(0.5, -1.0, 2.0, 0.3, 1.1, -0.4, 1.7, 0.9),
+    ),
     "one slice": Planted(cubed(masked(2)), cubed(masked((2, [0, 1, 2]), (1, [3, 4]))), TABLE),
     "diagonal": Planted(
         cubed(lambda d: d + d.diagonal().diag()),
@@ -408,4 +423,5 @@ PLANTED = {
     "jump": Planted(torch.round, RELU, given(0.5, 1.2), given(0.0, 1.0)),
     "domain": Planted(torch.log, ruled(torch.log, lambda g, x: 2 * g / x), given(0.0, 1.0), given(0.5, 1.0)),
     "noise": Planted(single_sine(1.0), single_sine(3.0), given(0.5)),
+    "factor, nearly": Planted(approximate(2.0, 1e-4), approximate(2.0, 0.2), away((23,))),
 }

@@ -93,14 +93,14 @@ def table() -> str:
 
 def written() -> str:
     """The table that stands in the page."""
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 
 def main() -> None:
     """Write the table into the page."""
     torch.set_num_threads(1)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def test_the_caller_s_tensors_stay_as_they_are(tmp_path):
     assert torch.equal(state, torch.get_rng_state())
     assert json.loads(report.to_json())["tables"][0]["title"] == "modes"
     report.to_html(tmp_path / "page.html")
-    assert "vmapped" in (tmp_path / "page.html").read_text()
+    assert "vmapped" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_bad_calls_say_what_is_wrong():

@@ -85,7 +85,9 @@ def test_modules_functions_and_names(registered):
 def test_names_in_a_file_are_unique(tmp_path, registered):
     """Several cases of one function are numbered, in the order in which they were registered."""
     path = tmp_path / "several.py"
-    path.write_text("import covector, torch\nfor n in (1, 2):\n    covector.case((n,))(torch.sin)\n")
+    path.write_text(
+        "import covector, torch\nfor n in (1, 2):\n    covector.case((n,))(torch.sin)\n", encoding="utf-8"
+    )
     assert [one.name for one in load(path)] == ["sin[1]", "sin[2]"]
     assert [one.inputs for one in load(path)] == [((1,),), ((2,),)]
 
@@ -94,10 +96,11 @@ def test_loading_is_no_running(tmp_path, registered):
     """The guard for scripts holds, and a file that leaves the interpreter does not take us with it."""
     path = tmp_path / "script.py"
     path.write_text(
-        "import covector, torch\ncovector.case((2,))(torch.sin)\nif __name__ == '__main__': exit(1)\n"
+        "import covector, torch\ncovector.case((2,))(torch.sin)\nif __name__ == '__main__': exit(1)\n",
+        encoding="utf-8",
     )
     assert the(load(path)).name == "sin"
-    path.write_text("raise SystemExit(3)")
+    path.write_text("raise SystemExit(3)", encoding="utf-8")
     with pytest.raises(CaseError, match=r"script.py could not be loaded.\n(.*\n)*SystemExit: 3"):
         load(path)
 
@@ -148,7 +151,8 @@ def test_stacked_cases_are_told_apart_by_dtype(tmp_path):
         "covector.case((2,))(torch.sin)\n"
         "covector.case((2,), dtype=torch.complex128)(torch.sin)\n"
         "covector.case((2,))(torch.cos)\n"
-        "covector.case((3,))(torch.cos)\n"
+        "covector.case((3,))(torch.cos)\n",
+        encoding="utf-8",
     )
     names = [case.name for case in load(path)]
     assert names == ["sin[float64]", "sin[complex128]", "cos[1]", "cos[2]"]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import covector
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IMAGES = runpy.run_path(str(DOCS / "make_images.py"))
@@ -21,7 +23,7 @@ SOURCES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.p
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", *SOURCES)
-    if "```python\n>>>" in path.read_text()
+    if "```python\n>>>" in path.read_text(encoding="utf-8")
 ]
 
 LINKING = [
@@ -63,7 +65,7 @@ def test_docstring_example(module, name):
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page):
     """Every Python block of the page runs, in order, and gives what it shows."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     results, report = run("\n".join(blocks), page)
     assert results.attempted > 0
@@ -72,7 +74,7 @@ def test_page(page):
 
 def entries(page):
     """The pages in the toctrees of a page."""
-    trees = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL)
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     lines = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
     names = [re.sub(r".*<(.+)>", r"\1", line) for line in lines]
     return [page.parent / f"{name}.md" for name in names]
@@ -92,7 +94,9 @@ def test_every_page_is_in_the_index():
 def documented():
     """The objects that the reference describes, by the names in its directives."""
     for page in (DOCS / "reference").glob("*.md"):
-        for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)", page.read_text(), re.MULTILINE):
+        for kind, name in re.findall(
+            r"^\.\. auto(\w+):: ([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             if kind == "module":
                 module = importlib.import_module(name)
                 yield from ((f"{name}.{member}", getattr(module, member)) for member in module.__all__)
@@ -119,7 +123,7 @@ def test_nothing_is_in_the_reference_twice():
 
 def anchors(page):
     """What can follow a # in a link to the page: its headings as they are made into anchors."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -128,7 +132,7 @@ def anchors(page):
 def test_no_link_is_dead(page):
     """Links to other pages, headings and pictures; what lies on other hosts is not asked."""
     path = ROOT / page
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     for link in links:
         target, _, anchor = link.partition("#")
@@ -140,7 +144,9 @@ def test_no_link_is_dead(page):
 def test_pages_named_in_the_text_exist():
     """The README and the docstrings name pages by their path."""
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SOURCES, *(ROOT / "src").rglob("*.py")]
-    named = {name for path in texts for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())}
+    named = {
+        name for path in texts for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
     assert named
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
@@ -162,7 +168,7 @@ def test_the_picture_of_a_failure_is_up_to_date(name):
         # The figures of a kernel are rounding errors, which differ between releases of torch.
         return re.sub(r"<[^>]*>|&#160;|[^a-z]", "", text) if name == "kernel.svg" else text
 
-    shown = (ROOT / "docs" / "images" / name).read_text()
+    shown = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
     title = re.search(r">(covector\.[^<]*)</text>", shown)[1].replace("&#160;", " ")
     made = IMAGES["svg"](IMAGES[report](), title)
     assert settled(made) == settled(shown)
@@ -174,3 +180,16 @@ def test_tour(capsys):
     """The tour that `make demo` takes reaches its end."""
     runpy.run_path(str(ROOT / "examples" / "tour.py"))
     assert "Hessian" in capsys.readouterr().out
+
+
+CHECKS = [covector.check, covector.gradcheck, covector.gradgradcheck, covector.kernelcheck]
+
+
+@pytest.mark.parametrize("verb", CHECKS)
+def test_every_parameter_of_a_check_is_explained_where_it_stands(verb):
+    """Also those that are written down at another verb, and none that it does not take."""
+    section = inspect.getdoc(verb).split("Args:\n")[1].split("\n\n")[0]
+    explained = re.findall(r"^    (\w+(?:, \w+)*): ", section, re.MULTILINE)
+    assert {name for names in explained for name in names.split(", ")} == {
+        *inspect.signature(verb).parameters
+    }

@@ -15,6 +15,7 @@ SOURCE = Path(covector.__file__).parent
 # Left to right: a room may import from the rooms before it, and from itself.
 ROOMS = [
     "_lazy",
+    "_described",
     "errors",
     "_random",
     "_files",
@@ -114,7 +115,7 @@ def room_of(path):
 
 @cache
 def parsed(path):
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
@@ -171,14 +172,14 @@ def test_a_diagnosis_evaluates_nothing():
                 assert not name.startswith("covector._engine"), f"{path.name} imports {name}"
                 if name.startswith(("covector.verify", "covector.checks")):
                     assert name.split(".")[2] in FINDINGS, f"{path.name} imports {name}"
-            assert ".derivatives" not in path.read_text(), path
+            assert ".derivatives" not in path.read_text(encoding="utf-8"), path
 
 
 def test_source_does_not_call_what_it_implements():
     """An engine, not a wrapper."""
     for path in modules():
         names = set(imported_names(path))
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for name in IMPLEMENTED:
             assert name not in names, f"{path} imports {name}"
             assert f"{name}(" not in text, f"{path} calls {name}"
@@ -189,17 +190,17 @@ def test_what_is_implemented_is_fetched_in_one_place_only():
 
     The package itself fetches its own rooms, and only those.
     """
-    fetching = [path.name for path in modules() if "import_module" in path.read_text()]
+    fetching = [path.name for path in modules() if "import_module" in path.read_text(encoding="utf-8")]
     assert fetching == ["__init__.py", "compat.py"]
     fetched = [*covector._ROOM_OF.values(), *covector._ROOMS.values()]
     assert all(room.startswith("covector.") for room in fetched)
     engine = [path for path in modules() if room_of(path) in ROOMS[: ROOMS.index("compat")]]
-    assert not any("peer(" in path.read_text() for path in engine)
+    assert not any("peer(" in path.read_text(encoding="utf-8") for path in engine)
 
 
 def test_engine_readme_lists_every_private_name():
     """`_engine/README.md` names every private torch module that the engine imports."""
-    listed = (SOURCE / "_engine" / "README.md").read_text()
+    listed = (SOURCE / "_engine" / "README.md").read_text(encoding="utf-8")
     for path in (SOURCE / "_engine").glob("*.py"):
         for name in imported_names(path):
             if name.startswith("torch._"):

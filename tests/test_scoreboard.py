@@ -175,7 +175,7 @@ def test_a_quick_run_is_marked_and_never_shown(tmp_path):
     assert [row.name for row in fake.run(tmp_path, QUICK)] == ["a"]
     (path,) = tmp_path.glob("*.json")
     assert path.name.endswith("-quick.json")
-    assert json.loads(path.read_text())["quick"] is True
+    assert json.loads(path.read_text(encoding="utf-8"))["quick"] is True
     assert "fake" in Store(tmp_path, True).complete()
     assert not Store(tmp_path, False).complete()
     fake.run(tmp_path)
@@ -243,7 +243,7 @@ def test_moves_are_said_with_their_quartiles():
 )
 def test_another_file_is_refused(tmp_path, text, said):
     path = tmp_path / "2026-01-01.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ResultsError, match=said):
         read(path)
     with pytest.raises(ResultsError, match=r"2026-01-01\.json"):
@@ -343,7 +343,7 @@ def made(tmp_path, monkeypatch):
     """The command on a fake area, in a folder and with a page of its own."""
     fake = Fake("a", "b")
     page = tmp_path / "page.md"
-    page.write_text("<!-- bench: fake -->\n<!-- /bench -->\n")
+    page.write_text("<!-- bench: fake -->\n<!-- /bench -->\n", encoding="utf-8")
     monkeypatch.setattr(command, "AREAS", [fake.area])
     monkeypatch.setattr(command, "FOLDER", tmp_path)
     write = lambda found: Pages([fake.area], found, ()).write([page])
@@ -359,7 +359,7 @@ def made(tmp_path, monkeypatch):
 
 def test_the_command_measures_writes_and_compares(made, tmp_path, capsys):
     assert made.call() == 0
-    assert "| a | peer | 0.500 |" in made.page.read_text()
+    assert "| a | peer | 0.500 |" in made.page.read_text(encoding="utf-8")
     (path,) = tmp_path.glob("2*.json")
     old = read(path)
     old["fake"].rows[0] = replace(old["fake"].rows[0], ratio=2.0, low=1.9, high=2.1)
@@ -404,9 +404,9 @@ def test_the_command_stops_after_the_task_in_which_an_interruption_was_lost(made
 
 
 def test_a_quick_command_writes_no_page(made):
-    before = made.page.read_text()
+    before = made.page.read_text(encoding="utf-8")
     assert made.call("--quick") == 0
-    assert made.page.read_text() == before
+    assert made.page.read_text(encoding="utf-8") == before
 
 
 def test_the_command_refuses_what_is_not_there(made, tmp_path, capsys):
@@ -434,7 +434,9 @@ def test_a_measurement_elsewhere_ends_at_its_limits():
 
     assert elsewhere(FORK, lambda: 3, 60) == 3
     # If memory runs out, it is the one to be ended.
-    assert elsewhere(FORK, lambda: Path("/proc/self/oom_score_adj").read_text(), 60) == "1000\n"
+    assert (
+        elsewhere(FORK, lambda: Path("/proc/self/oom_score_adj").read_text(encoding="utf-8"), 60) == "1000\n"
+    )
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         elsewhere(FORK, lambda: 1 / 0, 60)
     with pytest.raises(RuntimeError, match="exit code 7"):

@@ -55,9 +55,11 @@ def test_groups_are_of_one_file(tmp_path: Path) -> None:
 
 def test_the_last_word_counts(tmp_path: Path) -> None:
     """Of a test and its teardown, of two runs; half a line is none."""
-    (tmp_path / "1-1.record").write_text("failed\tt.py::a\npassed\tt.py::b\nfailed\tt.py::b\n3\tt.py\n")
-    (tmp_path / "1-2.record").write_text("passed\tt.py::a\npass")
-    (tmp_path / "4-1.record").write_text("failed\tt.py::a\n")
+    (tmp_path / "1-1.record").write_text(
+        "failed\tt.py::a\npassed\tt.py::b\nfailed\tt.py::b\n3\tt.py\n", encoding="utf-8"
+    )
+    (tmp_path / "1-2.record").write_text("passed\tt.py::a\npass", encoding="utf-8")
+    (tmp_path / "4-1.record").write_text("failed\tt.py::a\n", encoding="utf-8")
     os.utime(tmp_path / "1-1.record", (0, 0))
     assert sweep.outcomes(tmp_path, KIND) == {"t.py::a": "passed", "t.py::b": "failed"}
 
@@ -67,11 +69,13 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
     """Nothing that has passed runs again, what failed does, and the summary is of both runs."""
     for name in ("tools/sweep.py", *sweep.THOROUGH):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("def test_a_law(): pass\n")
+        (tmp_path / name).write_text("def test_a_law(): pass\n", encoding="utf-8")
     laws = len(sweep.THOROUGH)
     shutil.copy(sweep.__file__, tmp_path / "tools")
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers =\n  sweep: long\n")
-    (tmp_path / "tests" / "test_slow.py").write_text(textwrap.dedent(TESTS))
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -q\nmarkers =\n  sweep: long\n", encoding="utf-8"
+    )
+    (tmp_path / "tests" / "test_slow.py").write_text(textwrap.dedent(TESTS), encoding="utf-8")
     killed = _started(tmp_path)
     while not (tmp_path / "tests" / "waits").exists():
         assert killed.poll() is None, killed.communicate()
@@ -87,7 +91,7 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
     said = _started(tmp_path).communicate()[0]
     assert f"{5 + laws} tests, of which {4 + laws} have passed before; 1 groups" in said
     assert said.endswith(f"in all: {5 + laws} passed\nall passed\n")
-    assert [(tmp_path / "tests" / f"ran-{n}").read_text() for n in range(3)] == ["."] * 3
+    assert [(tmp_path / "tests" / f"ran-{n}").read_text(encoding="utf-8") for n in range(3)] == ["."] * 3
 
 
 def _started(folder: Path, **environment: str) -> subprocess.Popen[str]:

@@ -148,7 +148,7 @@ def test_private_torch_names_stay_in_the_engine():
     """Outside the engine no module imports or names a private module of torch's, or reads an attribute."""
     trees = outside_the_engine()
     for path, tree in trees:
-        assert "torch._" not in path.read_text(), path
+        assert "torch._" not in path.read_text(encoding="utf-8"), path
         names = [name for name in imported_names(path) if name.startswith("torch.")]
         assert not [name for name in names if any(map(is_private, name.split(".")))], path
         assert not list(matched_texts(tree)), path

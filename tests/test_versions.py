@@ -64,7 +64,7 @@ def unlisted(tree):
 @pytest.mark.parametrize("path", sorted(ENGINE.glob("*.py")), ids=lambda path: path.stem)
 def test_what_the_engine_uses_is_listed(path):
     """A private name that is used is looked for before: add it to `versions.NEEDED`, or a feature's list."""
-    assert not unlisted(ast.parse(path.read_text()))
+    assert not unlisted(ast.parse(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_an_unlisted_name_is_seen(code):
 def test_what_is_listed_is_used(name):
     """The list has nothing that the engine could do without."""
     sources = [path for path in [*ENGINE.glob("*.py"), ENGINE.parent / "_tree.py"] if path.stem != "versions"]
-    assert any(name.rpartition(".")[2] in path.read_text() for path in sources) or any(
-        name in path.read_text() for path in sources
+    assert any(name.rpartition(".")[2] in path.read_text(encoding="utf-8") for path in sources) or any(
+        name in path.read_text(encoding="utf-8") for path in sources
     )
 
 
@@ -144,14 +144,14 @@ def test_an_engine_error_is_an_import_error():
 
 def test_no_release_is_excluded_by_number():
     """The oldest release that was tested is the lower bound, and there is no upper one."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (torch_requirement,) = [line for line in project["dependencies"] if line.startswith("torch")]
     assert torch_requirement == "torch>=" + versions.TESTED[0].rpartition(".")[0]
 
 
 def test_the_table_has_the_releases_that_errors_name():
     """What an `EngineError` calls known to work has a row in the documentation, with what was run."""
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     table = page.partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
     rows = [line for line in table.splitlines() if line.startswith("| 2.")]
     assert tuple(row.split("|")[1].strip() for row in rows) == versions.TESTED
@@ -178,7 +178,7 @@ def result(torch, passed=(), failed=(), skipped=(), commit="abc"):
 
 def test_what_became_of_each_test_is_read(tmp_path):
     """A file that is skipped as a whole gives its reason, too."""
-    (tmp_path / "tests.xml").write_text(RECORD)
+    (tmp_path / "tests.xml").write_text(RECORD, encoding="utf-8")
     assert tool.read(tmp_path / "tests.xml") == (
         ["tests.a::test_one"],
         ["tests.a::test_two[x]"],
@@ -201,7 +201,7 @@ def test_no_test_is_left_out_without_a_row():
 
 def test_the_table_has_its_place_in_the_page():
     """The page has the lines between which `--write` puts it, and the rest stays."""
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     once = tool.written(page, [result("2.9.1", ["a"])])
     assert once == tool.written(once, [result("2.9.1", ["a"])])
     assert "| 2.9.1 | 2026-01-01 | abc |" in once

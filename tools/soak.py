@@ -124,7 +124,7 @@ def our_caches() -> int:
 def sample(done: int, started: float) -> Sample:
     """How things are now, after what can be freed was."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return Sample(
         done,
         pages * resource.getpagesize(),

@@ -184,7 +184,7 @@ def run_all(groups: Sequence[Group], where: str) -> list[Group]:
         for group, future in mapped(workers, "sweep", run, (str(ROOT), dict(os.environ)), groups):
             code = result_of(future, "sweep")
             advance()
-            printed = group.printed.read_text(errors="replace")
+            printed = group.printed.read_text(errors="replace", encoding="utf-8")
             last = printed.strip().rpartition("\n")[2]
             print(f"{group.file}: {last}", flush=True)
             if code not in _GOOD:

@@ -106,13 +106,15 @@ def written(page: str, results: Sequence[Result]) -> str:
 
 def tested() -> tuple[str, ...]:
     """The releases that covector says it was tested with; read, because torch may not be installed here."""
-    source = (ROOT / "src/covector/_engine/versions.py").read_text()
+    source = (ROOT / "src/covector/_engine/versions.py").read_text(encoding="utf-8")
     return ast.literal_eval(re.search(r"^TESTED = (\(.*?\))", source, re.MULTILINE).group(1))
 
 
 def pinned() -> str:
     """The release that everything else is run with."""
-    return re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE).group(1)
+    return re.search(
+        r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    ).group(1)
 
 
 def git(*arguments: str) -> str:
@@ -187,12 +189,12 @@ def result_of(version: str, tests: Sequence[str]) -> Result:
     whole = bool(state) and not tests
     if whole and path.exists():
         print(f"torch {version}: has been run with {state}.", flush=True)
-        return Result(**json.loads(path.read_text()))
+        return Result(**json.loads(path.read_text(encoding="utf-8")))
     print(f"torch {version}: installing, then running the tests.", flush=True)
     result = run(version, tests)
     if whole and commit() == state:
         KEPT.mkdir(exist_ok=True)
-        path.write_text(json.dumps(asdict(result)))
+        path.write_text(json.dumps(asdict(result)), encoding="utf-8")
     return result
 
 
@@ -229,7 +231,7 @@ def main(arguments: list[str]) -> int:
         )
     print(f"\n{table(results)}")
     if write:
-        PAGE.write_text(written(PAGE.read_text(), results))
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
         print(f"{PAGE.relative_to(ROOT)} has this table.")
     return int(any(result.failed for result in results))
 

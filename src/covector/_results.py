@@ -130,7 +130,7 @@ def _first(case: Case) -> Report:
 
 
 def _second(case: Case) -> list[Report]:
-    """The report on the second derivative, if it was not proved right."""
+    """The report on the second derivative, if its check did not pass."""
     known = inspect.signature(gradgradcheck).parameters
     options = {name: value for name, value in case.options.items() if name in known}
     function = case.function if not case.kwargs else _with_keywords(case)

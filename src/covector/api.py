@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch.nn import Module
 
 from covector._chart import ShapeChange
+from covector._described import described_by
 from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
 from covector.checks.arguments import (
@@ -89,8 +90,7 @@ def check(
 
     Args:
         func: takes the inputs, returns a tree of tensors.
-        inputs: a tensor, or a tuple of trees. Without `argnums` and `argnames`, the tensors in them
-            that require grad are checked.
+        inputs: a tensor, or a tuple of trees; the tensors in them that require grad are checked.
         kwargs: keyword arguments of `func`.
         argnums, argnames: which arguments to check, instead of those that require grad.
         eps: the step of the first look, in units of `max(1, |x|)`.
@@ -166,6 +166,7 @@ def check(
     return _report(_check(caller, arguments, options), call, held=held)
 
 
+@described_by(check)
 @one_tuple_of_inputs
 def gradcheck(
     func: Callable[..., Any],
@@ -192,13 +193,14 @@ def gradcheck(
     """Whether the derivatives of a function agree with differences; raises if not.
 
     Drop-in for `torch.autograd.gradcheck`: the same keywords, the same verdicts but for what
-    docs/coming-from-torch.md lists, in a fraction of the time, and an error that names the wrong entries.
-    The keywords are described at `check`, which gives a report; `raise_exception=False` returns False
-    instead of raising. Of a module only the inputs
-    are checked, as in torch. Inputs and outputs may be sparse.
+    docs/coming-from-torch.md lists, and an error that names the wrong entries. `check` gives a report.
+    Of a module only the inputs are checked, as in torch. Inputs and outputs may be sparse.
+
+    Args:
+        raise_exception: with False, a check that does not pass returns False instead of raising.
 
     Raises:
-        GradcheckError: the derivative was not proved right; its `report` says what was found.
+        GradcheckError: the check did not pass; its `report` says what was found.
         ArgumentTypeError, ArgumentValueError, OptionError: the call itself is wrong.
 
     Example:
@@ -236,6 +238,7 @@ def gradcheck(
     return _refuted(_report(done, call, held=held), raise_exception)
 
 
+@described_by(check)
 @one_tuple_of_inputs
 def gradgradcheck(
     func: Callable[..., Any],
@@ -263,12 +266,16 @@ def gradgradcheck(
     """Whether the second derivatives of a function agree with differences of the first; raises if not.
 
     Drop-in for `torch.autograd.gradgradcheck`. What is checked is the backward of `func`, as a function
-    of the inputs and of the cotangents, which are drawn at random unless `grad_outputs` gives them; with
-    `gen_non_contig_grad_outputs` they are not contiguous. `check_rev_over_rev` and `check_fwd_over_rev`
-    choose how the backward is differentiated. The other keywords are described at `check`.
+    of the inputs and of the cotangents.
+
+    Args:
+        grad_outputs: the cotangents, like the outputs; drawn at random if left out.
+        gen_non_contig_grad_outputs: draw cotangents that are not contiguous.
+        raise_exception: with False, a check that does not pass returns False instead of raising.
+        check_fwd_over_rev, check_rev_over_rev: by which modes the backward is differentiated.
 
     Raises:
-        GradcheckError: the derivative was not proved right; its `report` says what was found.
+        GradcheckError: the check did not pass; its `report` says what was found.
         ArgumentTypeError, ArgumentValueError, OptionError: the call itself is wrong.
 
     Example:

@@ -103,7 +103,7 @@ class StrictError(CovectorError, RuntimeError):
 
 
 class GradcheckError(CovectorError, TorchGradcheckError):
-    """A derivative was not proved right; `report` says what was found.
+    """A check did not pass; `report` says what was found.
 
     It is torch's error of the same name too, so that `except` clauses written for that still work.
     """

@@ -208,7 +208,7 @@ def test_it_is_in_text_data_and_page(tmp_path):
     assert "noise floor" in str(report)
     assert json.loads(report.to_json())["tables"][0]["title"] == "Taylor remainder"
     report.to_html(tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Taylor remainder" in page
     assert "Jacobians" in page
     failed = covector.check(sine(2.0), randn(5), taylor=True)

@@ -142,7 +142,7 @@ def folder(tmp_path_factory):
     for name, text in CASES.items():
         lines = text.split("\n")
         indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-        (folder / name).write_text("\n".join(line[indent:] for line in lines))
+        (folder / name).write_text("\n".join(line[indent:] for line in lines), encoding="utf-8")
     return folder
 
 
@@ -208,7 +208,7 @@ def test_all_passed(runs, folder):
         "PASSED        good cases.py::square[float32]  # s",
     ]
     assert lines[-2:] == ["", "6 cases in # s: 6 passed"]
-    data = json.loads((folder / "good.json").read_text())
+    data = json.loads((folder / "good.json").read_text(encoding="utf-8"))
     assert (data["version"], data["interrupted"], data["cases"]) == (1, False, 6)
     assert [result["name"] for result in data["results"]][:2] == ["sine", "identity"]
     scaled = next(result for result in data["results"] if result["name"] == "scaled")
@@ -269,7 +269,7 @@ def test_pages_and_data_of_failures(runs, folder):
     assert sorted(page.name for page in pages.iterdir()) == [
         "bad.py-Double.html", "bad.py-saved.html", "bad.py-script.html", "index.html",
     ]  # fmt: skip
-    index = (pages / "index.html").read_text()
+    index = (pages / "index.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;" in index
     assert "<script>" not in index
     assert 'href="bad.py-Double.html"' in index
@@ -277,8 +277,8 @@ def test_pages_and_data_of_failures(runs, folder):
     hints = re.findall(r'class="hint" title="([^"]*)"', index)
     assert any("KeyError" in hint and "lost" in hint for hint in hints)
     assert "the time limit of 8 s was reached" in hints
-    assert "Double.apply" in (pages / "bad.py-Double.html").read_text()
-    data = json.loads((folder / "bad.json").read_text())
+    assert "Double.apply" in (pages / "bad.py-Double.html").read_text(encoding="utf-8")
+    data = json.loads((folder / "bad.json").read_text(encoding="utf-8"))
     outcomes = {result["name"]: result["outcome"] for result in data["results"]}
     assert outcomes["saved"] == "failed"
     assert outcomes["hangs"] == "timed out"
@@ -319,7 +319,7 @@ def test_bench(runs, folder):
     assert "scaled on" not in run.stdout
     header = "case                          task                       ratio    covector       torch  note"
     assert run.stdout.startswith(header)
-    rows = json.loads((folder / "bench.json").read_text())["rows"]
+    rows = json.loads((folder / "bench.json").read_text(encoding="utf-8"))["rows"]
     tasks = ["gradcheck", "gradcheck, fast mode", "jacrev", "jacfwd", "functional.jacobian"]
     assert [(row["case"], row["task"]) for row in rows] == [
         *(("scaled", task) for task in tasks), *(("Double", task) for task in tasks),
@@ -338,7 +338,7 @@ def test_bench_of_what_raises(folder, monkeypatch, capsys):
     code = cli.main(["bench", *targets, "--seconds", "0.01", "--json", "bench raises.json"])
     said = capsys.readouterr()
     assert (code, said.err) == (1, "")
-    first, *others = json.loads((folder / "bench raises.json").read_text())["rows"]
+    first, *others = json.loads((folder / "bench raises.json").read_text(encoding="utf-8"))["rows"]
     assert (first["case"], first["ratio"], first["note"]) == ("raises", None, "raised KeyError: 'lost'")
     assert len(others) == 5
     assert all(row["case"] == "<script>" and row["ratio"] > 0 for row in others)
@@ -371,7 +371,9 @@ def test_the_example_in_the_help_runs(tmp_path, monkeypatch, capsys):
     """The file of cases that the help shows is one."""
     monkeypatch.chdir(tmp_path)
     code = cli.EPILOG.split("\n\n    ", 1)[1].split("Then:")[0]
-    (tmp_path / "cases.py").write_text("\n".join(line.removeprefix("    ") for line in code.splitlines()))
+    (tmp_path / "cases.py").write_text(
+        "\n".join(line.removeprefix("    ") for line in code.splitlines()), encoding="utf-8"
+    )
     assert cli.main(["check", "cases.py"]) == 0
     assert capsys.readouterr().out.count("PASSED") == 2
 
@@ -379,9 +381,9 @@ def test_the_example_in_the_help_runs(tmp_path, monkeypatch, capsys):
 def test_the_page(tmp_path, monkeypatch, capsys):
     """The file in `docs/command-line.md` ends as the page says."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "command-line.md").read_text()
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     (tmp_path / "cases.py").write_text(
-        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1)
+        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1), encoding="utf-8"
     )
     shown = re.search(r"\$ covector check cases.py\n(.*?)```", page, re.DOTALL).group(1)
     assert cli.main(["check", "cases.py", "--jobs", "1"]) == 1
@@ -394,13 +396,13 @@ def test_the_page(tmp_path, monkeypatch, capsys):
 def test_the_page_on_ci(tmp_path, monkeypatch):
     """The cases in `docs/how-to/ci.md` pass with the command of its workflow, which leaves its files."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "how-to" / "ci.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
     (tmp_path / "cases.py").write_text(
-        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1)
+        re.search(r"```python\n# cases.py\n(.*?)```", page, re.DOTALL).group(1), encoding="utf-8"
     )
     (command,) = re.findall(r"- run: covector (.+)", page)
     assert cli.main([*command.split(), "--jobs", "1"]) == 0
-    saved = json.loads((tmp_path / "cases.json").read_text())
+    saved = json.loads((tmp_path / "cases.json").read_text(encoding="utf-8"))
     assert saved["cases"] == len(saved["results"]) == 4
     assert (tmp_path / "derivatives" / "cases" / "index.html").exists()
 
@@ -409,9 +411,11 @@ def test_files_do_not_meet(tmp_path, capsys):
     """Files in different folders may import different modules of one name."""
     for folder, verb in (("first", "sin"), ("second", "cos")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "same.py").write_text(f"import torch\nfunction = torch.{verb}\n")
+        (tmp_path / folder / "same.py").write_text(
+            f"import torch\nfunction = torch.{verb}\n", encoding="utf-8"
+        )
         (tmp_path / folder / "cases.py").write_text(
-            "import covector\nfrom same import function\ncovector.case((2,))(function)\n"
+            "import covector\nfrom same import function\ncovector.case((2,))(function)\n", encoding="utf-8"
         )
     files = [str(tmp_path / folder / "cases.py") for folder in ("first", "second")]
     assert cli.main(["check", *files, "--jobs", "1"]) == 0
@@ -514,7 +518,7 @@ def test_interrupted(signum, folder):
     assert first.startswith("PASSED        slow.py::sin  ")
     assert re.fullmatch(r"\ninterrupted: 1 of 2 cases in \d+\.\d s: 1 passed\n", rest)
     assert (code, errors) == (130, "")
-    data = json.loads((folder / f"{signum.name}.json").read_text())
+    data = json.loads((folder / f"{signum.name}.json").read_text(encoding="utf-8"))
     assert (data["interrupted"], data["cases"], len(data["results"])) == (True, 2, 1)
     assert workers
     deadline = time.monotonic() + 60
@@ -539,7 +543,7 @@ def children(process):
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == process:

@@ -63,7 +63,7 @@ def test_every_rule_has_a_planted_bug():
 
 def test_the_table_is_in_the_documents():
     """Word for word, and in this order."""
-    document = (ROOT / "docs" / "diagnosis.md").read_text()
+    document = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
     rows = [f"| {rule.name} | {rule.sees} | {rule.look} |" for rule in RULES]
     assert "\n".join(rows) in document
 
@@ -77,7 +77,7 @@ def test_a_rule_names_its_planted_bug_first_and_word_for_word(name):
     assert found[0].look
     assert "{" not in found[0].evidence
     text = text_of(report)
-    assert text == (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").read_text()
+    assert text == (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").read_text(encoding="utf-8")
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -409,6 +409,32 @@ def test_the_scale_of_the_input_is_a_fact():
     report = covector.check(ruled(cube, lambda g, x: cube_pull(g, x) * (1 + 0.1 * x.abs().sqrt())), x)
     assert not diagnoses(report)
     assert "the error grows with the size of `x`." in report.worst.facts[-1]
+
+
+def test_a_multiple_says_nothing_about_entries_that_should_be_zero():
+    """A coupling that is smaller than the tolerance at the largest entry is not explained by a factor."""
+    wrong = ruled(torch.sin, lambda g, x: 2 * g * x.cos() + 1e-4 * g.sum())
+    assert not said(wrong, away((20,)))
+
+
+def test_a_number_that_is_missing_everywhere_is_no_formula():
+    """The largest of two elements that are added up: the other one gets no gradient."""
+    wrong = ruled(
+        lambda x: x.topk(2, dim=1).values.sum(1),
+        lambda g, x: torch.zeros_like(x).scatter_(1, x.topk(1, dim=1).indices, 1.0) * g[:, None],
+    )
+    assert "chain rule" not in {rule for rule, _ in said(wrong, normal((5, 6)))}
+
+
+def test_an_error_that_is_a_function_of_the_input_is_a_fact():
+    """The product rule for p log p, with one of its two terms."""
+    x = torch.tensor([0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 0.3], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0.9, 0.1, 0.7, 0.2, 1.2, 0.4, 1.6], dtype=torch.float64)
+    wrong = ruled(lambda x: (x.exp() * (x - y)).sum(), lambda g, x: g * x.exp() * (x - y))
+    report = covector.check(wrong, x)
+    assert not diagnoses(report)
+    assert "the difference analytic - numeric lies between" in report.worst.facts[-1]
+    assert "and changes steadily with `x`; the error grows" in report.worst.facts[-1]
 
 
 def test_the_few_elements_that_are_right_are_a_fact():
@@ -782,7 +808,9 @@ def write_snapshots():
     SNAPSHOTS.mkdir(exist_ok=True)
     torch.manual_seed(0)  # as every test does: it is the seed by which inputs are drawn again
     for name in PLANTED:
-        (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(text_of(PLANTED[name].wrong_report()))
+        (SNAPSHOTS / f"{name.replace(' ', '_')}.txt").write_text(
+            text_of(PLANTED[name].wrong_report()), encoding="utf-8"
+        )
 
 
 FORMULAS = {

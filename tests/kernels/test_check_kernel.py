@@ -456,7 +456,7 @@ def test_the_report_in_all_its_forms(tmp_path):
     assert [table["title"] for table in data["tables"]] == ["error over noise floor", "lenses"]
     assert data["findings"][0]["tables"][0]["columns"][0] in ("slice", "entry")
     report.to_html(tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Error over noise floor" in page
     assert "<td>called twice</td>" in page
     assert '<td class="beyond">failed</td>' in page

@@ -16,7 +16,7 @@ import covector
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PROJECT["project"]["version"]
 
 
@@ -84,7 +84,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built):
     assert f"covector-{VERSION}.dist-info/licenses/LICENSE" in info
     assert "License-Expression: BSD-3-Clause" in metadata
     assert "Requires-Dist: torch>=2.9\n" in metadata
-    assert metadata.partition("\n\n")[2].strip() == (ROOT / "README.md").read_text().strip()
+    assert metadata.partition("\n\n")[2].strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
 
 
 @pytest.mark.sweep
@@ -150,7 +150,7 @@ def use(environment):
     assert int(count) == len(covector.__all__)
     assert Path(where).is_relative_to(environment.folder)
     assert run(environment.bin / "covector", "--version", cwd=environment.folder) == f"covector {VERSION}\n"
-    (environment.folder / "test_suite.py").write_text(SUITE)
+    (environment.folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
     suite = run(
         environment.bin / "python", "-m", "pytest", "--covector", "test_suite.py", cwd=environment.folder
     )

@@ -132,8 +132,10 @@ def test_a_failure_names_the_command_that_repeats_it(wrong, run, monkeypatch):
     """The functions of a test are its own, so that code could not be pasted; from any folder."""
     folder = wrong / "a folder"
     folder.mkdir()
-    (wrong / "pytest.ini").write_text("[pytest]")
-    (folder / "test_wrong_too.py").write_text((wrong / "test_wrong.py").read_text())
+    (wrong / "pytest.ini").write_text("[pytest]", encoding="utf-8")
+    (folder / "test_wrong_too.py").write_text(
+        (wrong / "test_wrong.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     monkeypatch.chdir(folder)
     result = run("--covector", "-k", "raises")
     result.stdout.fnmatch_lines(["E*reproduce: pytest test_wrong_too.py::test_raises --covector"])
@@ -148,8 +150,10 @@ def test_folders_with_a_conftest_of_their_own(wrong, run):
     """There pytest asks each plugin whether it belongs to the folder."""
     for name in ("first", "second"):
         (wrong / name).mkdir()
-        (wrong / name / "conftest.py").write_text("import pytest\n")
-        (wrong / name / f"test_{name}.py").write_text((wrong / "test_wrong.py").read_text())
+        (wrong / name / "conftest.py").write_text("import pytest\n", encoding="utf-8")
+        (wrong / name / f"test_{name}.py").write_text(
+            (wrong / "test_wrong.py").read_text(encoding="utf-8"), encoding="utf-8"
+        )
     result = run("--covector")
     result.assert_outcomes(passed=3, failed=6)
     assert summary_of(result)[0] == "9 checks in # s: 6 failed, 3 passed"
@@ -248,13 +252,13 @@ def test_pages_and_index(wrong, run):
     folder = wrong / "out of here"
     pages = sorted(path.name for path in folder.iterdir())
     assert pages == ["index.html", "test_wrong.py-test_answers-1.html", "test_wrong.py-test_raises-1.html"]
-    assert "gradcheck(double)" in (folder / pages[1]).read_text()
-    index = (folder / "index.html").read_text()
+    assert "gradcheck(double)" in (folder / pages[1]).read_text(encoding="utf-8")
+    index = (folder / "index.html").read_text(encoding="utf-8")
     assert "<h1>2 checks did not pass</h1>" in index
     assert all(f'href="{page}"' in index for page in pages[1:])
     assert "test_right" not in index
     assert "`backward` returns 1.500 x" in index
-    page = (folder / pages[1]).read_text()
+    page = (folder / pages[1]).read_text(encoding="utf-8")
     assert '<a href="index.html">all checks</a> &middot; <code>test_wrong.py::test_answers</code>' in page
     assert summary_of(result)[-1] == f"pages: {folder / 'index.html'}"
 
@@ -280,12 +284,12 @@ def test_the_index_tells_a_failed_check_from_a_failed_test(wrong, pytester, run)
     pytester.makepyfile(test_expected=EXPECTED)
     pages = wrong / "pages"
     pages.mkdir()
-    (pages / "mine.html").write_text("<p>not covector's</p>")
-    (pages / "old.html").write_text('<meta name="generator" content="covector">')
+    (pages / "mine.html").write_text("<p>not covector's</p>", encoding="utf-8")
+    (pages / "old.html").write_text('<meta name="generator" content="covector">', encoding="utf-8")
     result = run("--covector-report", "pages")
     result.assert_outcomes(passed=1, xfailed=1)
     assert summary_of(result)[0] == "2 checks in # s: 2 failed as the test expects"
-    index = (pages / "index.html").read_text()
+    index = (pages / "index.html").read_text(encoding="utf-8")
     assert (
         '<span class="chip calm">failed</span> <span class="chip calm">test expected failure</span>' in index
     )
@@ -298,7 +302,7 @@ def test_the_index_tells_a_failed_check_from_a_failed_test(wrong, pytester, run)
 
 
 def test_a_folder_that_cannot_be_is_a_sentence(wrong, run):
-    (wrong / "file").write_text("")
+    (wrong / "file").write_text("", encoding="utf-8")
     result = run("--covector-report=file/pages")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "pages cannot be written there" in result.stderr.str()
@@ -311,7 +315,7 @@ def test_differences_are_accepted(pytester, run):
     lines = summary_of(run("--covector=compare", "--covector-differences=known.txt"))
     assert "verdicts that differ: 2" in lines
     assert any(line.startswith("2 differences written to ") for line in lines)
-    known = (pytester.path / "known.txt").read_text().splitlines()
+    known = (pytester.path / "known.txt").read_text(encoding="utf-8").splitlines()
     assert known == [
         "test_different.py::test_torch_accuses_this gradcheck(detached): covector passed, torch failed",
         "test_different.py::test_torch_misses_this gradcheck(absolute): covector failed, torch passed",
@@ -319,6 +323,21 @@ def test_differences_are_accepted(pytester, run):
     lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
     assert "verdicts that differ: none, and 2 accepted" in lines
     assert "linearity" not in "".join(lines)
+    assert "not met" not in "".join(lines)
+
+
+def test_accepted_differences_that_are_not_met_are_listed(pytester, run):
+    """A list that somebody wrote: comments mean nothing, and a test whose name is mistyped is seen."""
+    pytester.makepyfile(test_different=DIFFERENT)
+    torch_accuses = "test_torch_accuses_this gradcheck(detached): covector passed, torch failed"
+    (pytester.path / "known.txt").write_text(
+        f"# agreed on\n\n  test_different.py::{torch_accuses} \ntest_diferent.py::{torch_accuses}\n",
+        encoding="utf-8",
+    )
+    lines = summary_of(run("--covector=compare", "--covector-accept=known.txt"))
+    assert "verdicts that differ: 1, and 1 accepted" in lines
+    at = lines.index("accepted, but not met in this run: 1")
+    assert lines[at + 1] == f"  test_diferent.py::{torch_accuses}"
 
 
 @pytest.mark.parametrize("option", ["accept", "differences"])
@@ -386,13 +405,15 @@ def test_no_page_is_lost(wrong, pytester, run):
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.sweep)])
 def test_workers(workers, wrong, run_apart):
     """Under pytest-xdist the controller counts what the workers checked."""
-    (wrong / "test_more.py").write_text((wrong / "test_wrong.py").read_text())
+    (wrong / "test_more.py").write_text(
+        (wrong / "test_wrong.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     result = run_apart("--covector", "-n", workers, "--covector-report", "pages")
     result.assert_outcomes(passed=2, failed=4)
     lines = summary_of(result)
     assert re.fullmatch(r"6 checks in # s: (4 failed, 2 passed|2 passed, 4 failed)", lines[0])
     assert len(lines) == 8
-    index = (wrong / "pages" / "index.html").read_text()
+    index = (wrong / "pages" / "index.html").read_text(encoding="utf-8")
     pages = re.findall(r'href="(.*?)"', index)
     assert len(set(pages)) == 4
     assert all((wrong / "pages" / page).is_file() for page in pages)
@@ -596,9 +617,9 @@ def test_interrupted(pytester, run):
 
 def test_the_page(pytester, run):
     """The tests shown in `docs/pytest.md` pass, without the flag."""
-    page = (Path(__file__).parent.parent.parent / "docs" / "pytest.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "pytest.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n# test_layer.py\n(.*?)```", page, re.DOTALL).group(1)
-    (pytester.path / "test_layer.py").write_text(code)
+    (pytester.path / "test_layer.py").write_text(code, encoding="utf-8")
     result = run("--strict-markers")
     result.assert_outcomes(passed=3)
     assert summary_of(result)[0] == "3 checks in # s: 3 passed"
@@ -606,10 +627,10 @@ def test_the_page(pytester, run):
 
 def test_the_page_on_ci(pytester, run):
     """The suite in `docs/how-to/ci.md` passes with each command of the page, under its `pytest.ini`."""
-    page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "ci.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
     files = dict(re.findall(r"```(?:python|ini)\n# (\S+)\n(.*?)```", page, re.DOTALL))
     for name in ("test_layers.py", "pytest.ini"):
-        (pytester.path / name).write_text(files[name])
+        (pytester.path / name).write_text(files[name], encoding="utf-8")
     commands = re.findall(r"(?:\$|- run:) pytest (.+)", page)
     assert len(commands) == 2
     for command in commands:

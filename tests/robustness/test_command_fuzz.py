@@ -66,7 +66,7 @@ commands = st.tuples(
 @pytest.fixture
 def _folder(tmp_path: Path, monkeypatch: Any) -> None:
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "latin.py").write_bytes(LATIN)
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)

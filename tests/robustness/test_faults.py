@@ -296,7 +296,11 @@ def test_the_scenarios_enter_every_file(tmp_path: Path) -> None:
         for run in SCENARIOS.values():
             verdict_of(run(), tmp_path)
     files = {path for room in ROOMS for path in (*SOURCE.glob(f"{room}.py"), *SOURCE.glob(f"{room}/**/*.py"))}
-    code = {str(path.relative_to(SOURCE)) for path in files if re.search(r"^ *def ", path.read_text(), re.M)}
+    code = {
+        str(path.relative_to(SOURCE))
+        for path in files
+        if re.search(r"^ *def ", path.read_text(encoding="utf-8"), re.M)
+    }
     assert code - {name.partition(":")[0] for name in seen.entered} == LOADED
 
 
@@ -362,12 +366,12 @@ def test_a_page_for_which_there_is_no_room(old: str | None, tmp_path: Path) -> N
     report = covector.check(wrong_entries, point())
     page = tmp_path / "page.html"
     if old is not None:
-        page.write_text(old)
+        page.write_text(old, encoding="utf-8")
     message = r"page\.html could not be written: File too large"
     with small_files(), pytest.raises(StorageError, match=message):
         report.to_html(page)
     assert [path.name for path in tmp_path.iterdir()] == ([] if old is None else ["page.html"])
-    assert old is None or page.read_text() == old
+    assert old is None or page.read_text(encoding="utf-8") == old
 
 
 def test_a_plan_for_which_there_is_no_room(tmp_path: Path) -> None:
@@ -424,6 +428,7 @@ def test_a_terminal_that_lacks_characters(monkeypatch: Any, tmp_path: Path) -> N
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cases.py").write_text(
         "import covector\n@covector.case((2,), name='\\u0394\\udce9')\ndef f(x): return x.detach() * x\n",
+        encoding="utf-8",
     )
     plain = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
     monkeypatch.setattr(sys, "stdout", plain)
@@ -494,7 +499,9 @@ def test_a_device_that_is_full() -> None:
 
 def test_the_command_without_room(tmp_path: Path) -> None:
     """The verdicts are shown all the same, and what could not be written is said."""
-    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    (tmp_path / "cases.py").write_text(
+        "import covector, torch\ncovector.case((2,))(torch.sin)\n", encoding="utf-8"
+    )
 
     def no_room() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -528,7 +535,7 @@ MANY_CASES = """
 )
 def test_killed_in_the_middle(part: float, tmp_path: Path) -> None:
     """After a kill -9, what was found so far can be read: the JSON, the index, and each page of it."""
-    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES))
+    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES), encoding="utf-8")
     command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "2"]
     command += ["--json", "found.json", "--html", "pages"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
@@ -540,20 +547,22 @@ def test_killed_in_the_middle(part: float, tmp_path: Path) -> None:
         process.stdout.readline()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert found["interrupted"] is True
     assert found["cases"] == 40
     assert len(found["results"]) < 40
     assert all(result["outcome"] == "passed" for result in found["results"])
-    index = (tmp_path / "pages" / "index.html").read_text()
+    index = (tmp_path / "pages" / "index.html").read_text(encoding="utf-8")
     assert index.endswith("</html>\n")
     for result in found["results"]:
-        assert (tmp_path / "pages" / result["page"]).read_text().rstrip().endswith("</html>")
+        assert (tmp_path / "pages" / result["page"]).read_text(encoding="utf-8").rstrip().endswith("</html>")
 
 
 def test_saved_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
     """What is saved while cases run is what an interruption leaves; the last one says that it is whole."""
-    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES).replace("range(40)", "range(4)"))
+    (tmp_path / "cases.py").write_text(
+        textwrap.dedent(MANY_CASES).replace("range(40)", "range(4)"), encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_OFTEN", 0.0)
     saved = []
@@ -629,7 +638,9 @@ def _jumping(request: Any, monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("_jumping")
 def test_a_clock_that_jumps_ends_no_case(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A case that is within its time limit is not lost when the clock is set."""
-    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    (tmp_path / "cases.py").write_text(
+        "import covector, torch\ncovector.case((2,))(torch.sin)\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["check", "cases.py", "--jobs", "1", "--timeout", "inf"]) == 0
     assert "PASSED        cases.py::sin" in capsys.readouterr().out

@@ -124,7 +124,9 @@ def test_texts_are_escaped(kind: str, tmp_path: Path) -> None:
     assert not report
     report.to_html(tmp_path / "nasty.html")
     plain.to_html(tmp_path / "plain.html")
-    markup, expected = (Markup((tmp_path / name).read_text()) for name in ("nasty.html", "plain.html"))
+    markup, expected = (
+        Markup((tmp_path / name).read_text(encoding="utf-8")) for name in ("nasty.html", "plain.html")
+    )
     assert (markup.scripts, markup.images) == (expected.scripts, 0)
     assert not markup.handlers
     shown = Markup(report._repr_html_())
@@ -138,14 +140,14 @@ def test_scripts_inside_the_data_of_a_page_do_not_end_it(tmp_path: Path) -> None
     """Where a page holds data in a script, its texts cannot close that."""
     report = nasty("input")
     report.to_html(tmp_path / "page.html")
-    assert "</script>alert" not in (tmp_path / "page.html").read_text()
-    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+    assert "</script>alert" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_texts_of_the_index_are_escaped(tmp_path: Path) -> None:
     """Names of files, tests and cases, outcomes, hints and links."""
     lines = [Line(NASTY, NASTY, NASTY, 1.0, NASTY, NASTY, NASTY, NASTY)]
-    markup = Markup(write_index(tmp_path, NASTY, lines).read_text())
+    markup = Markup(write_index(tmp_path, NASTY, lines).read_text(encoding="utf-8"))
     assert (markup.scripts, markup.images, markup.handlers) == (0, 0, [])
 
 
@@ -354,5 +356,5 @@ def test_arrays_that_fit_by_chance(count: int, plan_file: Path, tmp_path: Path) 
 def test_a_file_of_cases_is_run_as_python_runs_it() -> None:
     """And both the help and the docs say so."""
     root = Path(__file__).parent.parent.parent
-    assert "as Python runs a script" in (root / "docs" / "command-line.md").read_text()
+    assert "as Python runs a script" in (root / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert "as Python runs a script" in cli.EPILOG

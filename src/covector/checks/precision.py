@@ -141,7 +141,7 @@ def same_elsewhere(low: Problem, high: Problem, rounding: Rounding, seed: int) -
 
 
 class Differing(NamedTuple):
-    """Where a derivative in low precision is not the precise one, and how large an error would have shown."""
+    """Where a derivative in low precision is not the precise one, and how far the rest may be off."""
 
     mismatches: tuple[Mismatch, ...] = ()
     found: int = 0
@@ -220,7 +220,7 @@ class _Block:
         return wrong & ~(np.isnan(got) & np.isnan(expected))
 
     def differing(self, problem: Problem) -> Differing:
-        """The worst of them, and how large an error would have shown."""
+        """The worst of them, and how far the rest may be off."""
         rows, at = np.nonzero(self.bad)
         allowed = self._allowed + self.noise
         with np.errstate(all="ignore"):

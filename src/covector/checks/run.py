@@ -145,7 +145,7 @@ class CheckRun:
 
     @property
     def method(self) -> str:
-        """What was looked at, and how large an error would have shown."""
+        """What was looked at, and how far an entry of a derivative that passed may be off."""
         problem, seed, count = self.problem, self.options.seed, self.options.directions
         size = f"{problem.outputs.size} x {problem.inputs.size} entries"
         if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
@@ -158,10 +158,10 @@ class CheckRun:
         text = f"{size} {looks}, step {self.numeric.eps:.2g}"
         if any(verdict.outcome is not Outcome.PASSED for verdict in verdicts):
             return text
-        which = "any other entry" if any(v.kinks for v in verdicts) else "any entry"
-        shown = f"{text}; an error above {max(v.visible for v in verdicts):.2g} in {which} would have shown"
+        which = "no other" if any(v.kinks for v in verdicts) else "none"
+        shown = f"{text}; {which} is off by more than {max(v.visible for v in verdicts):.2g}"
         if any(verdict.looks[-1] == "signs" for verdict in verdicts):
-            shown += f", unless several cancel along every direction (seed {seed})"
+            shown += f", unless several errors cancel along every direction (seed {seed})"
         return shown
 
     def close(self, got: Tensor, expected: Tensor, size: Tensor) -> bool:

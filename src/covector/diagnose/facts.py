@@ -188,12 +188,14 @@ def _relation(s: Suspect) -> str:
             return f"the {name} is the same along each row, {span}"
         if one.same_along(column):
             return f"the {name} is the same along each column, {span}"
-    low, high = quotient.spread
-    text = f"the ratio analytic / numeric lies between {low:.4g} and {high:.4g}"
-    for values, name in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
-        if _steady(quotient.values, values):
-            return f"{text}, and changes steadily with {name}"
-    return text
+    said = []
+    for name, one in (("ratio analytic / numeric", quotient), ("difference analytic - numeric", difference)):
+        low, high = one.spread
+        said.append(f"the {name} lies between {low:.4g} and {high:.4g}")
+        for values, of in ((s.point[column], s.inputs.name), (s.value[row], s.outputs.name)):
+            if _steady(one.values, values):
+                return f"{said[-1]}, and changes steadily with {of}"
+    return said[0]
 
 
 def _few_values(numbers: Tensor) -> str:

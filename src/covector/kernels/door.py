@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from covector._described import described_by
 from covector._tasks.progress import progress
 from covector.checks.arguments import as_tuple, caller_of
 from covector.checks.state import quiet, unchanged
@@ -102,6 +103,7 @@ def check_kernel(
     )
 
 
+@described_by(check_kernel)
 @one_tuple_of_inputs
 def kernelcheck(
     kernel: Callable[..., Any],
@@ -118,8 +120,10 @@ def kernelcheck(
 ) -> bool:
     """Whether a kernel is right, against a reference; raises if that was not shown.
 
-    The arguments are those of `check_kernel`, which gives a report; `raise_exception=False` returns False
-    instead of raising.
+    `check_kernel` gives a report.
+
+    Args:
+        raise_exception: with False, a check that does not pass returns False instead of raising.
 
     Raises:
         GradcheckError: the kernel was not shown to be right; its `report` says what was found.

@@ -38,7 +38,7 @@ class Examined(NamedTuple):
     suspects: Compared | None
     """The directions that disagree."""
     visible: float
-    """The smallest error of an entry that would have shown."""
+    """How far an entry may be off that does not disagree."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Compared:
         return self._beyond(tol, self.hidden(tol))
 
     def examined(self, tol: Tolerance) -> Examined:
-        """The suspects, and how large an error would have shown; entries that noise would hide are judged."""
+        """The suspects, and how far the rest may be off; entries that noise would hide are judged."""
         hidden = self.hidden(tol)
         visible = 0.0 if hidden.all() else float(self.noise / self.least[~hidden].min())
         return Examined(self._beyond(tol, hidden), visible + self.look.share * tol.atol)

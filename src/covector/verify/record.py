@@ -17,7 +17,7 @@ class Verdict:
     looks: tuple[str, ...] = ()
     entries: int = 0
     visible: float = 0.0
-    """The smallest error of an entry that would have shown."""
+    """How far an entry may be off at most."""
     cut_short: bool = False
     """Whether suspicious entries were not looked at: one that is wrong decides, and runs are limited."""
     suspected: bool = False
@@ -53,7 +53,7 @@ class Record:
         self._looks.append(look)
 
     def show(self, error: float) -> None:
-        """An error of this size would have shown, where it was looked for last."""
+        """An entry may be as far off as this, where it was looked at last."""
         self.visible = max(self.visible, error)
 
     def add(self, judgement: Judgement) -> None:

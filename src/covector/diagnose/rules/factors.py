@@ -10,7 +10,7 @@ import torch
 
 from covector.diagnose.case import Case
 from covector.diagnose.rules.coupling import dimensions, term_of_a_sum, unbiased
-from covector.diagnose.rules.fit import NEAR, clustered, offset, written
+from covector.diagnose.rules.fit import NEAR, clustered, offset, rounded, written
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect, listed
 
@@ -21,6 +21,11 @@ _BOTH_SIGNS = 2
 _FEW, _MANY = 3, 4
 
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)
+
+# A multiple but for the error of a solver, which is as large at small entries as at large ones: of so many
+# wrong entries at least, this share is a multiple to within the tolerance at the largest entry, and none is
+# off by more than this share of the largest error. Nearer to one, and to zero, the tolerance is too large.
+_LEAST, _MOST_OF_THEM, _LEFT, _APART = 10, 0.95, 0.02, 0.05
 
 
 def sign(case: Case) -> Iterator[Observation]:
@@ -60,6 +65,29 @@ def factor(case: Case) -> Iterator[Observation]:
         extent = f"{many.extent}{named}"
         text = f"{case.rule} returns {written(c)} x the numeric {case.noun} for {{where}}, {extent}"
         yield Observation(text, 0.96 if named or look else 0.9, s.where, look)
+
+
+def nearly(case: Case) -> Iterator[Observation]:
+    """Analytic = c x numeric to within the tolerance of the check, at most of the entries."""
+    tol = case.evidence.run.options.tol
+    for s in case.suspects:
+        many = s.bad & s.support
+        if s.where in case.multiples or int(many.sum()) < _LEAST:
+            continue
+        c = rounded(float((s.analytic[many] / s.numeric[many]).median()))
+        if min(abs(c - 1), abs(c)) < _APART:
+            continue
+        left = (s.analytic - c * s.numeric).abs()
+        # Where nothing should be, something is no multiple of it.
+        size = torch.where(s.support, s.numeric.abs().max(), 0.0)
+        fits = left <= abs(c) * (tol.atol + tol.rtol * size) + (1 + abs(c)) * s.bound
+        explained = s.bad & fits
+        enough = min(float(fits.double().mean()), int(explained.sum()) / int(s.bad.sum()))
+        if enough < _MOST_OF_THEM or bool(left.max() > _LEFT * (s.analytic - s.numeric).abs().max()):
+            continue
+        what = "the negative of the" if c == -1 else f"{written(c)} x the numeric"
+        text = f"{case.rule} returns {what} {case.noun} for {{where}}, to within the tolerance of the check"
+        yield Observation(text, 0.8, s.where, explained=int(explained.sum()))
 
 
 def _act_along(s: Suspect, side: Side, axes: tuple[int, ...]) -> bool:

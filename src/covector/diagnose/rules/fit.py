@@ -10,12 +10,20 @@ from covector.diagnose.suspects import Suspect
 # A factor this close to a number is that number.
 NEAR = 1e-5
 
+# The factors that most mistakes have.
+_SIMPLE = (-1.0, 2.0, 0.5)
+
 
 def written(factor: float) -> str:
     """A factor with as many digits as tell it from one, and from zero."""
     if not 0.1 <= abs(factor) < 1000:
         return f"{factor:.3g}" if abs(factor) < 1 else f"{factor:.6g}"
     return f"{factor:.3f}" if abs(factor - 1) >= 5e-3 else f"{factor:.7g}"
+
+
+def rounded(factor: float) -> float:
+    """The simple number that a factor is to three digits, if it is; noise may have put it off."""
+    return next((c for c in _SIMPLE if abs(factor - c) < 1e-3 * abs(c)), factor)
 
 
 def ratio(suspect: Suspect, where: Tensor | None = None) -> float | None:
@@ -26,7 +34,8 @@ def ratio(suspect: Suspect, where: Tensor | None = None) -> float | None:
         return None
     factor = float((analytic[mask] * numeric[mask]).sum() / (numeric[mask] ** 2).sum())
     if where is None:
-        return factor if suspect.explains(factor * numeric, noise=max(1.0, abs(factor))) else None
+        fits = [c for c in (rounded(factor), factor) if suspect.explains(c * numeric, noise=max(1.0, abs(c)))]
+        return fits[0] if fits else None
     return factor if suspect.same(analytic, factor * numeric, where) else None
 
 

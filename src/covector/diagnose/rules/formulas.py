@@ -187,6 +187,8 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
             f"{returns} for {{where}} the derivative of {name} times a function of it, with a second term "
             f"({name} times the derivative of that function) that {text}"
         )
+    if len(several) < _LEAST:
+        del all_of_them[""]  # what is one number on both sides is off by a number whatever is wrong
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     second = of_output(y)

@@ -22,6 +22,10 @@ _SLICES = ("row", "column")
 _FEW = 3
 
 
+# Of an element with so many wrong entries, several outputs depend on it: as on a maximum. Otherwise so many
+# extreme elements, each of a group, are no chance.
+_COUPLED, _SEVERAL = 2, 3
+
 # More than this share of the entries of wrong elements are wrong, if it is what these hold that matters.
 _MOST = 0.5
 
@@ -90,6 +94,46 @@ def few_elements(case: Case) -> Iterator[Observation]:
         only = "" if case.is_sampled else " only"
         text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
+
+
+def extremes(case: Case) -> Iterator[Observation]:
+    """The largest or smallest elements are wrong, of several outputs each."""
+    for s, p in _elements(case):
+        part = s.inputs.part
+        if p.side is not s.inputs or part is None or part.is_complex or not s.inputs.is_whole:
+            continue
+        coupled_to_several = int(s.bad.sum(0)[p.bad].min()) >= _COUPLED
+        by_chance = not coupled_to_several and (int(p.bad.sum()) < _SEVERAL or _apart(s.point, p))
+        if by_chance or int(p.right.sum()) < 2 * int(p.bad.sum()):
+            continue
+        for what, region in _extremes(s.point.reshape(p.shape)):
+            if torch.equal(region.flatten(), p.bad):
+                text = f"the {case.noun} is wrong at the {what} of {s.inputs.name} and right elsewhere"
+                yield Observation(f"{text}{manner(s)}", p.confidence(0.93), s.where)
+                break
+
+
+def _apart(point: Tensor, p: _Elements) -> bool:
+    """Whether some value lies between the wrong elements and the right ones, or between their sizes."""
+    for values in (point, -point, point.abs(), -point.abs()):
+        if bool(values[p.bad].min() > values[p.right].max()):
+            return True
+    return False
+
+
+def _extremes(values: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Where the extreme elements are, of all and along each dimension, and what they are called."""
+    every = tuple(range(values.dim()))
+    spans = [(every, "", " element")] + [
+        ((a,), f" along dimension {a}", " elements") for a in every[1:] and every
+    ]
+    for axes, along, noun in spans:
+        largest, smallest = (values == pick(values, axes, True) for pick in (torch.amax, torch.amin))
+        size = values.abs()
+        yield f"largest{noun}{along}", largest
+        yield f"smallest{noun}{along}", smallest
+        yield f"largest and smallest{noun}{along}", largest | smallest
+        yield f"element{noun[8:]} of the largest size{along}", size == size.amax(axes, True)
 
 
 def one_slice(case: Case) -> Iterator[Observation]:

@@ -45,7 +45,7 @@ def _rules(names: str) -> tuple[str, ...]:
 
 _ORDER = "the order of the gradients that `backward` returns: it must be that of the inputs of `forward`"
 
-RULES = (
+_EXACT = (
     Rule(
         "sign",
         factors.sign,
@@ -118,7 +118,9 @@ RULES = (
         factors.constant,
         "a constant is added to the gradient, or to the derivative in it",
         "an extra term in the derivative, or one that is not multiplied by the cotangent",
-        _rules("cotangent ignored, factor, sign, zero, normalisation, two slopes, factors by place"),
+        _rules(
+            "cotangent ignored, factor, sign, zero, normalisation, two slopes, factors by place, extremes"
+        ),
     ),
     Rule(
         "term",
@@ -298,7 +300,17 @@ RULES = (
         regions.few_elements,
         "one element is wrong, or a few, the others are right",
         "an index in the backward, or an entry that an in-place operation overwrites",
-        _rules("one slice, diagonal, boundary, negative inputs, threshold, both sides, another element"),
+        _rules(
+            "extremes, one slice, diagonal, boundary, negative inputs, threshold, both sides, another element"
+        ),
+        places=True,
+    ),
+    Rule(
+        "extremes",
+        regions.extremes,
+        "the largest or the smallest elements are wrong, of all or along a dimension",
+        "the derivative of a maximum or a minimum, which belongs to the element that is taken",
+        _rules("normalisation, zero, another element, overwritten, broadcast, masked, wrong axis"),
         places=True,
     ),
     Rule(
@@ -306,7 +318,7 @@ RULES = (
         regions.one_slice,
         "one row, one column or one index of a dimension is wrong",
         "an index or a slice in the backward",
-        ("negative inputs", "broadcast", "real part"),
+        ("negative inputs", "extremes", "broadcast", "real part"),
         places=True,
     ),
     Rule(
@@ -343,7 +355,7 @@ RULES = (
         regions.threshold,
         "the gradient is wrong where the input is above or below some value",
         "a branch or a clamp at that value",
-        ("negative inputs", "one slice", "diagonal", "chain rule", "without sign"),
+        ("negative inputs", "extremes", "one slice", "diagonal", "chain rule", "without sign"),
         places=True,
     ),
     Rule(
@@ -351,7 +363,7 @@ RULES = (
         regions.both_sides,
         "the gradient is wrong where the size of the input is above or below some value",
         "a branch or a clamp at that value and at its negative",
-        ("negative inputs", "threshold", "one slice", "diagonal", "chain rule", "without sign"),
+        _rules("negative inputs, extremes, threshold, one slice, diagonal, chain rule, without sign"),
         places=True,
     ),
     Rule(
@@ -418,5 +430,18 @@ RULES = (
         "differences are too coarse for the tolerance",
         "the precision: give float64 inputs, a function that takes them, or larger atol and rtol",
         alone=True,
+    ),
+)
+
+# Rules that explain the entries to the last digit go before the one that does not.
+RULES = (
+    *_EXACT,
+    Rule(
+        "factor, nearly",
+        factors.nearly,
+        "the gradient is the same multiple of the true one, but for a small error, as that of a solver",
+        "a sign or a factor that was left out or applied twice; what remains is as small as the error of a "
+        "solver that stops at a tolerance",
+        tuple(rule.name for rule in _EXACT),
     ),
 )
