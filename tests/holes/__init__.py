@@ -13,6 +13,7 @@ from holes import (
     cotangents,
     customs,
     given,
+    lost,
     nearby,
     precision,
     programs,
@@ -27,7 +28,7 @@ from holes.table import Hole
 
 MODULES = (
     given, precision, cotangents, steps, programs, customs, solvers, vectors, views, nearby, by_hand,
-    constants, refusing, within,
+    constants, refusing, within, lost,
 )  # fmt: skip
 HOLES: list[Hole] = [hole for module in MODULES for hole in module.HOLES]
 WRONG = [hole for hole in HOLES if not hole.right]

@@ -413,6 +413,30 @@ class Refused(Function):
         raise UnsupportedError(NO_SECOND_DERIVATIVE)
 
 
+class Constant(Function):
+    """A gradient without a graph, as an output that does not depend on the variables."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *variables: Tensor) -> Tensor:
+        """The gradient, tied to the variables."""
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Nothing, for each of them."""
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *tangents: Tensor) -> Tensor:
+        """The tangent that the gradient has: forward mode needs no graph."""
+        return tangent.clone()
+
+
+def constant(gradient: Tensor, variables: Sequence[Tensor]) -> Any:
+    """The gradient with a graph that says what torch makes of one that has none: its derivative is zero."""
+    return Constant.apply(gradient, *variables)  # type: ignore[no-untyped-call]
+
+
 def refused(gradient: Tensor, variables: Sequence[Tensor]) -> Any:
     """The gradient, such that differentiating it by the variables raises."""
     return Refused.apply(gradient, *variables)  # type: ignore[no-untyped-call]

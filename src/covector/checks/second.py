@@ -43,6 +43,12 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
             if any(graph.survey(output).once for output in outputs):
                 # torch gives such a gradient without its graph, and a second derivative would lack a term.
                 pulled = [value if value is None else graph.refused(value, variables) for value in pulled]
+            if any(value is not None and value.requires_grad for value in pulled):
+                # One that lost its graph counts as constant to torch, and nobody would look at it.
+                pulled = [
+                    value if value is None or value.requires_grad else graph.constant(value, variables)
+                    for value in pulled
+                ]
         return tuple(
             torch.zeros_like(variable) if value is None else value
             for variable, value in zip(variables, pulled, strict=True)

@@ -19,6 +19,7 @@ from covector.verify.vectors import (
     Cotangent,
     Pieces,
     combined,
+    overflowed,
     products,
     stacked,
     unit,
@@ -114,6 +115,10 @@ class ReverseMap(QuietMap):
     def pulled_coordinates(self) -> Tensor:
         """The same in coordinates, scaled back."""
         numbers = self.scaled_back(self.pulled)
+        if self.random.factor > 1 and overflowed(numbers):
+            self.random = self.random.moderate()
+            self.pulled = list(self.pull(self.sent))
+            numbers = self.scaled_back(self.pulled)
         if not self.problem.inputs.sparse_layouts:  # of those, a check looks at the numbers beyond the mask
             self.pulled = [None if value is None else kind_of(value) for value in self.pulled]
         return numbers
@@ -143,7 +148,10 @@ class ReverseMap(QuietMap):
 
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
-        return self._over(self._pull_as_sent(cotangent), cotangent.factor)
+        pulled = self._over(self._pull_as_sent(cotangent), cotangent.factor)
+        if cotangent.factor > 1 and overflowed(pulled):
+            return self.pulled_as_sent(cotangent._replace(factor=1.0))
+        return pulled
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs

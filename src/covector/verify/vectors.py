@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial, wraps
+from math import isfinite
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -115,6 +116,11 @@ def combined(coefficients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return sums
 
 
+def overflowed(numbers: Tensor) -> bool:
+    """Whether some are infinite, or none at all: of so many that are not, the sum tells without a copy."""
+    return not isfinite(float(numbers.sum())) and not bool(numbers.isfinite().all())
+
+
 def unit(size: int, index: int) -> Tensor:
     """A vector of the standard basis."""
     vector = torch.zeros(size, dtype=torch.float64)
@@ -200,6 +206,10 @@ class Cotangents(NamedTuple):
         if self.kept is not None:
             return [tensor.clone() for tensor in self.kept[1]]
         return chart.from_coords(self.times(self.again))
+
+    def moderate(self) -> Cotangents:
+        """The same without the large sizes, whose pullbacks may overflow."""
+        return self._replace(factor=1.0, again=max(self.again, -1.0), large=1.0, kept=None)
 
     def unchanged(self, chart: Chart | Sampled, sent: list[Tensor]) -> bool:
         """Whether nobody wrote to the tensors of v that were sent."""
