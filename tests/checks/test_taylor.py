@@ -238,3 +238,21 @@ def test_a_function_that_is_all_noise_is_not_passed():
         return x + noise[index]
 
     assert found(covector.check(rough, randn(3), taylor=True)).outcome is not Outcome.PASSED
+
+
+NEAR_KINKS = torch.cat([torch.linspace(1e-9, 1e-6, 50), torch.linspace(-2, 2, 450)]).double()
+
+
+@pytest.mark.parametrize(
+    ("function", "point"),
+    [
+        (lambda x: torch.cat([(x[:1] * 1e9).sin(), x[1:].sin()]), torch.tensor([3e-10, 1.0, 2.0]).double()),
+        (torch.relu, NEAR_KINKS),
+    ],
+    ids=["a short wave", "many kinks beside the point"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_lies_within_the_steps_is_no_mistake(function, point, seed):
+    """Differences find the derivative right with shorter steps, so a low order says nothing about it."""
+    report = covector.check(function, point.clone().requires_grad_(), taylor=True, seed=seed)
+    assert report.outcome in ("passed", "inconclusive")

@@ -33,6 +33,7 @@ from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.errors import UnsupportedError, first_sentence
+from covector.verify import constants
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
@@ -73,6 +74,12 @@ _ORDER = 6
 
 # What a Taylor polynomial adds to phi(0), from the step and the move that was really made.
 Model = Callable[[float, np.ndarray], float]
+
+# Two slopes that are seen down to this step are those of the point, not of a kink beside it.
+_AT_THE_POINT = 2.0**-36
+
+# Noise of so many rounding errors is that of a function with kinks or steps.
+_ROUGH = 2.0**10
 
 # A function moves if it moves by this share of what its derivative says.
 _MOVES = 0.1
@@ -195,8 +202,12 @@ class Taylor:
 
     def _noise(self, spacing: float) -> float:
         """The noise of phi: of its terms, or what its differences show."""
-        rounded = float(np.sqrt(np.nansum(np.square(self.cotangent * self._numeric.noise))))
-        return max(rounded, self._measured(spacing))
+        return max(self.rounding, self._measured(spacing))
+
+    @lazy
+    def rounding(self) -> float:
+        """The rounding error of phi."""
+        return float(np.sqrt(np.nansum(np.square(self.cotangent * self._numeric.noise))))
 
     @lazy
     def noise(self) -> float:
@@ -360,6 +371,10 @@ _UNSMOOTH = (
     "this point, or changes within the shortest steps."
 )
 _FEW = "The function is too noisy, or defined too close to the point only, to measure an order."
+_SMOOTH_BELOW = (
+    "Shorter steps exclude an error of that size: a kink or a wave lies within these steps, or the function "
+    "is noisier than it looks."
+)
 _CHECK = "Taylor remainder"
 
 
@@ -372,6 +387,9 @@ def reverse_remainder(run: CheckRun) -> Finding:
     taylor.rates.append(first)
     if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, gradient, run.options.tol.kinks)):
         return found
+    if first.outcome is Outcome.FAILED and _excluded(run, first):
+        what = f"the remainder with reverse mode {first.words}, noise floor {first.noise:.1e}"
+        return Finding(_CHECK, Outcome.INCONCLUSIVE, what, advice=_SMOOTH_BELOW)
     if first.outcome is not Outcome.PASSED:
         return _judged(_CHECK, first, "reverse mode")
     try:
@@ -396,9 +414,23 @@ def forward_remainder(run: CheckRun) -> Finding:
     return _judged(f"{_CHECK}, forward mode", rate, "forward mode")
 
 
+def _excluded(run: CheckRun, rate: Rate) -> bool:
+    """Whether differences found the derivative right, and the ladder cannot know better.
+
+    It cannot if they would have shown an error of that size, or if the function is rough between the steps.
+    """
+    verdict, taylor = run.reverse_verdict, run.taylor
+    # Errors of every entry add up along random vectors like the lengths of these.
+    size = float(np.linalg.norm(taylor.cotangent)) * float(np.linalg.norm(taylor.direction))
+    rough = rate.noise > _ROUGH * taylor.rounding
+    return verdict.outcome is Outcome.PASSED and (
+        rough or rate.off > constants.SIGMAS * verdict.visible * size
+    )
+
+
 def _kink(taylor: Taylor, rate: Rate, gradient: np.ndarray, kinks: str) -> Finding | None:
     """What is said of a function that has two slopes here: none of them is right on both sides."""
-    slopes = taylor.sides(rate, gradient)
+    slopes = taylor.sides(rate, gradient) if _smallest(rate.rungs)[-1].step <= _AT_THE_POINT else []
     if len(slopes) < 2 or abs(slopes[0] - slopes[1]) <= 0.5 * max(map(abs, slopes)):
         return None
     text = "the function is not differentiable at this point: along this direction it has two slopes"
