@@ -60,8 +60,8 @@ def push(
     """J u: run the function on these leaves, the chosen ones moving along the tangents.
 
     Not `recorded`, the result is not to be differentiated again, and no rule is put in place of a wrong one:
-    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when it, or a
-    derivative of it, was first pushed is not looked at again, since that costs as much as small operations.
+    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when
+    it, or a derivative of it, was first pushed is not looked at again: it costs as much as small operations.
     """
     function = behind(function)
     with levels.EagerTensors():
