@@ -355,10 +355,17 @@ def _into_object(value: Any, name: str, depth: int, search: _Search) -> None:
         _into_items(slots, prefix, depth + 1, search)
 
 
+_slots: dict[type, tuple[str, ...]] = {}
+
+
 def slots_of(kind: type) -> tuple[str, ...]:
     """The names of the attributes that objects of a class of the user's have outside of a dictionary."""
-    owners = [base for base in kind.__mro__ if not _is_library(base.__module__)]
-    return tuple(k for base in owners for k, v in vars(base).items() if isinstance(v, MemberDescriptorType))
+    known = _slots.get(kind)
+    if known is None:
+        held = (vars(base) for base in kind.__mro__ if not _is_library(base.__module__))
+        known = tuple(k for of in held for k, v in of.items() if isinstance(v, MemberDescriptorType))
+        _slots[kind] = known
+    return known
 
 
 def _into_class(kind: type, name: str, depth: int, search: _Search) -> None:
