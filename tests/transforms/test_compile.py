@@ -28,6 +28,7 @@ from covector.errors import (
     UnsupportedError,
     UntraceableError,
 )
+from covector.transforms._plan import least_seconds
 from covering import covered
 from watched import Terminal, errors_shown
 
@@ -822,3 +823,14 @@ def test_a_sparse_result_is_refused_by_name():
     """With what to compile instead."""
     with pytest.raises(UntraceableError, match=r"returns a sparse tensor.*jacobian_plan\(f, x\).compile"):
         replay(covector.sparse_jacobian(lambda x: x * x))(x)
+
+
+def test_programs_that_are_compared_take_turns():
+    """So that other work on the machine does not make the faster one look slow; one alone is not run."""
+    called = []
+    first, second = functools.partial(called.append, 1), functools.partial(called.append, 2)
+    assert len(least_seconds([first, second])) == 2
+    assert called[:6] == [1, 2, 1, 2, 1, 2]
+    called.clear()
+    least_seconds([first])
+    assert not called

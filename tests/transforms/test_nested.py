@@ -246,6 +246,17 @@ def test_a_function_is_looked_at_for_wrong_rules_once() -> None:
     assert wrong not in forward._meet_right_rules
 
 
+def test_a_function_behind_derivatives_is_looked_at_once() -> None:
+    """A derivative is made anew for each call; what is remembered is the function that it is made from."""
+
+    def right(x: Tensor) -> Tensor:
+        return x.sin().sum()
+
+    x = POINTS[0]
+    covector.jvp(covector.grad(right), (x,), (x,))
+    assert right in forward._meet_right_rules
+
+
 # Whose backward solves with factors, in one way each.
 SOLVING = ("solve", "factors")
 

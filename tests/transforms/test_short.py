@@ -129,6 +129,20 @@ def test_a_pullback_that_is_dropped_is_gone_at_once():
         gc.enable()
 
 
+@pytest.mark.parametrize("verb", ["grad", "jacrev", "jacfwd", "jacobian", "hessian", "hessian_blocks"])
+def test_a_derivative_that_is_dropped_is_gone_at_once(verb):
+    """What it captures does not wait for the garbage collector, though it knows its plan."""
+    gc.disable()
+    try:
+        derivative = getattr(covector, verb)(lambda x: (WEIGHT.detach() * x**3).sum())
+        derivative(X)
+        gone = weakref.ref(derivative)
+        del derivative
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_gradient_inside_sees_the_leaf_of_the_outer_one():
     """d/dx of d/dy (x y) at a y that is a constant: the inner function captures the outer leaf."""
     outer = covector.grad(lambda x: covector.grad(lambda y: (x**2 * y).sum())(V).sum())

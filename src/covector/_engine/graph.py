@@ -164,14 +164,16 @@ def _walk(starts: list[Any]) -> tuple[list[Any], list[Any]]:
     return found, ends
 
 
-def survey(tensor: Tensor) -> Survey:
-    """Where the graph behind a tensor leads."""
+def survey(tensor: Tensor, kinds: set[type] | None = None) -> Survey:
+    """Where the graph behind a tensor leads; the types of its nodes are added to `kinds`."""
     if not tensor.requires_grad:
         return NOWHERE
     if tensor.grad_fn is None:
         return NOWHERE if hasattr(tensor, CLOSED) else Survey(outside=True, dead_end=False, once=False)
     dead_end = outside = once = by_hand = singly = factored = normed = False
     found, ends = _walk([tensor.grad_fn])
+    if kinds is not None:
+        kinds.update(map(type, found))
     for node in ends:
         if type(node) is not _LeafNode:
             dead_end = True
@@ -268,12 +270,6 @@ def first_undifferentiable(tensors: Sequence[Tensor]) -> str | None:
         if type(node).__name__ in ("NotImplemented", "Error", "DelayedError"):
             return node.name()
     return None
-
-
-def kinds(tensors: Sequence[Tensor]) -> set[type]:
-    """The types of the nodes behind these tensors, but for leaves."""
-    found, _ = _walk([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
-    return set(map(type, found)) - {_LeafNode}
 
 
 def refuse_wrong_batches(outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:

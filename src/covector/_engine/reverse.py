@@ -18,6 +18,7 @@ from covector._engine.compiled import tracing, without_values
 from covector._engine.messages import writes_to_unbatched
 from covector._engine.scopes import PlainScope, Scope, scope_here
 from covector._engine.scopes import Run as Run
+from covector._engine.traced import TracedScope
 from covector._tree import LEAF, Evaluation
 from covector.errors import UnsupportedError
 
@@ -281,6 +282,8 @@ def linearize(
 ) -> Linearization:
     """Run the function and its pullback once, and keep the graph of the pullback."""
     scope = scope_here(at_top, order=2)
+    if not isinstance(scope, TracedScope):
+        scope.gather()
     cotangents: list[Tensor | None] = []
     pulled: list[Tensor | None] = []
 
@@ -298,10 +301,9 @@ def linearize(
     closed = _closed(scope, evaluation)
     pulled = pulled or [None] * len(chosen)
     linear = Linearization(closed, evaluation.outputs, pulled, cotangents, scope)
-    if tracing():  # neither the graph nor the values can be looked at
+    if isinstance(scope, TracedScope):  # neither the graph nor the values can be looked at
         return linear
-    outputs = [out for out in evaluation.outputs if out.requires_grad]
-    kinds = graph.kinds(outputs)
+    kinds = scope.kinds
     return linear if kinds <= _proven else _examined(linear, kinds)
 
 

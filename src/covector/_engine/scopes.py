@@ -71,18 +71,33 @@ class _Surveyed:
         """The tensor, batched where the other one is."""
         return levels.in_batches_of(tensor, (like,))
 
+    _gathered: set[type] | None = None
     _seen = graph.NOWHERE
     _unseen: tuple[Tensor, ...] = ()
+
+    def gather(self) -> None:
+        """Have the `kinds` of nodes gathered, in the one walk through each graph."""
+        self._gathered = set()
+
+    @property
+    def kinds(self) -> set[type]:
+        """The types of the nodes behind all of these."""
+        self._look()
+        return self._gathered or set()
 
     @property
     def found(self) -> graph.Survey:
         """What all of these lead to."""
+        if self._unseen:
+            self._look()
+        return self._seen
+
+    def _look(self) -> None:
         for output in self._unseen:
-            found = graph.survey(output)
+            found = graph.survey(output, self._gathered)
             if found is not graph.NOWHERE:
                 self._seen |= found
         self._unseen = ()
-        return self._seen
 
 
 class PlainScope(_Surveyed):
@@ -166,7 +181,7 @@ class PlainScope(_Surveyed):
         if not self._connected:
             self._unseen += (output,)
         else:
-            found = graph.survey(output)
+            found = graph.survey(output, self._gathered)
             if found is not graph.NOWHERE:
                 self._seen |= found
                 if found.outside:

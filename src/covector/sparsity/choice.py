@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +16,7 @@ from covector.errors import ForwardModeWarning
 from covector.sparsity.coloring import rivals
 from covector.sparsity.plan import SparsePlan, mode_of
 from covector.sparsity.programs import Programs
-
-# Runs of each plan; the fastest counts.
-_TRIALS = 5
+from covector.transforms._plan import least_seconds
 
 
 def compiled(plan: SparsePlan, backend: Any) -> SparsePlan:
@@ -56,7 +54,7 @@ def fastest(plans: list[SparsePlan], at: Arguments) -> SparsePlan:
     same = [plans[0], *(plan for plan in plans[1:] if _gives(plan, at, expected))]
     if len(same) == 1:
         return plans[0]
-    times = [min(_seconds(plan, at) for _ in range(_TRIALS)) for plan in same]
+    times = least_seconds([partial(plan._numbers, at) for plan in same])
     order = sorted(range(len(same)), key=times.__getitem__)
     slower = [
         f"{_way(same[other])} {times[other] / times[order[0]]:.2g} times as long" for other in order[1:]
@@ -75,12 +73,6 @@ def _gives(plan: SparsePlan, at: Arguments, expected: Tensor) -> bool:
     precision = torch.finfo(expected.dtype).eps ** 0.5
     size = float(expected.abs().nan_to_num().max()) if expected.numel() else 0.0
     return torch.allclose(found.to(expected), expected, rtol=precision, atol=precision * size, equal_nan=True)
-
-
-def _seconds(plan: SparsePlan, at: Arguments) -> float:
-    start = perf_counter()
-    plan._numbers(at)
-    return perf_counter() - start
 
 
 def _way(plan: SparsePlan) -> str:

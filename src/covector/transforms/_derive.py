@@ -8,6 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -99,30 +100,24 @@ def _at_once(recording: Recording, request: Request) -> tuple[Tensor, Plan] | No
     return None if block is None else (block, Plan(mode, outputs, inputs, outputs, reason))
 
 
-def asking(caller: Caller, request: Request) -> Callable[..., Any]:
-    """The function that a verb returns. It does not refer to itself: dropped, it is gone."""
-
-    def derivative(*args: Any, **kwargs: Any) -> Any:
-        return _answered(caller, request, jacobian_of, args, kwargs)[0]
-
-    return named_after(derivative, like=caller.function)
-
-
 def planned(caller: Caller, request: Request, answer: Answer = jacobian_of) -> Callable[..., Any]:
     """The function that a verb returns; after a call, its `plan` says how the derivative was computed.
 
-    Where the mode is left open, `by_mode` makes the same by a mode that somebody else chose.
+    It does not hold itself: dropped, it is gone. Where the mode is open, `by_mode` makes the same by a mode
+    that somebody else chose.
     """
 
     def derivative(*args: Any, **kwargs: Any) -> Any:
         result, plan = _answered(caller, request, answer, args, kwargs)
-        if not tracing():
-            derivative.plan = plan  # type: ignore[attr-defined]
+        itself = None if tracing() or myself is None else myself()
+        if itself is not None:
+            itself.plan = plan
         return result
 
     def by_mode(mode: str) -> Callable[..., Any]:
         return planned(caller, request._replace(mode=mode), answer)
 
+    myself: Any = None if tracing() else ref(derivative)
     if not tracing():
         derivative.plan = None  # type: ignore[attr-defined]
         derivative.by_mode = by_mode if request.mode == "auto" else None  # type: ignore[attr-defined]

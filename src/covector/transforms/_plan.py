@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import inf
+from time import perf_counter
 from typing import Any
 
 from covector._engine.compiled import tracing
@@ -84,6 +86,30 @@ def worth_a_trial(outputs: int, inputs: int) -> bool:
     """Whether sizes alone do not decide, and there is enough work for measuring to pay."""
     close = _forward_pays(outputs, inputs) and outputs < _CLEARLY * inputs
     return close and outputs * inputs >= _WORTH_A_TRIAL
+
+
+# Runs of each of several programs, of which the fastest counts; fewer after so many seconds.
+_RUNS = 25
+_RUN_SECONDS = 0.1
+
+
+def least_seconds(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """How long each call takes at best, after a first run of each; one alone is not run.
+
+    They take turns, so that what else the machine does for a moment slows all of them alike.
+    """
+    if len(calls) == 1:
+        return [0.0]
+    least, start = [inf] * len(calls), perf_counter()
+    for done in range(_RUNS + 1):
+        if done > 1 and perf_counter() - start > _RUN_SECONDS:
+            break
+        for index, call in enumerate(calls):
+            before = perf_counter()
+            call()
+            if done:
+                least[index] = min(least[index], perf_counter() - before)
+    return least
 
 
 def check_mode(verb: str, mode: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,13 +32,11 @@ from covector.errors import (
     warn,
 )
 from covector.transforms._door import check_function, summary
+from covector.transforms._plan import least_seconds
 from covector.transforms._verified import check_gradients, check_same, moved
 
 # Programs for the same kinds of arguments, after which a value from outside is taken to change at each call.
 _MOST_PROGRAMS = 8
-# Runs of a program when programs are compared, of which the fastest counts; fewer after so many seconds.
-_TRIALS = 7
-_TRIAL_SECONDS = 0.1
 # A ratio of two such times that is not by chance.
 _CLEARLY_LESS = 0.8
 
@@ -317,7 +316,9 @@ class Compiled:
         programs = self._traced(call)
         inputs = {mode: [*call.tensors, *self._captured(program, call)] for mode, program in programs.items()}
         runs = {mode: lower(self._caller, p, inputs[mode], "replay") for mode, p in programs.items()}
-        times = {mode: _seconds(run, inputs[mode]) for mode, run in runs.items()}
+        times = dict(
+            zip(runs, least_seconds([partial(quietly, runs[m], inputs[m]) for m in runs]), strict=True)
+        )
         mode, *others = sorted(times, key=times.__getitem__)
         ratios = [f"{times[mode] / times[other]:.2g} of the time of {other} mode" for other in others]
         reason = f"{mode} mode, whose operations took {ratios[0]}" if ratios else ""
@@ -326,7 +327,9 @@ class Compiled:
             return made
         run = lower(self._caller, made.program, inputs[mode], self._backend)
         if self._backend == "inductor":
-            ratio = times[mode] / _seconds(run, inputs[mode])
+            both = [partial(quietly, either, inputs[mode]) for either in (made.run, run)]
+            operations, compiled = least_seconds(both)
+            ratio = operations / compiled
             if ratio < _CLEARLY_LESS:
                 return made._replace(backend=f"replay, which took {ratio:.2g} of the time of inductor")
         return made._replace(run=run)
@@ -397,13 +400,3 @@ def _kind(leaf: Any) -> str:
     if not isinstance(leaf, Tensor):
         return repr(leaf)
     return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
-
-
-def _seconds(run: Run, inputs: list[Tensor]) -> float:
-    """How long a run takes, after a first one."""
-    times: list[float] = []
-    while len(times) <= _TRIALS and sum(times) < _TRIAL_SECONDS:
-        start = perf_counter()
-        quietly(run, inputs)
-        times.append(perf_counter() - start)
-    return min(times[1:] or times)

@@ -7,7 +7,7 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import asking
+from covector.transforms._derive import planned
 from covector.transforms._door import accept_tensors, check_function
 from covector.transforms._question import Request
 
@@ -54,4 +54,4 @@ def jacfwd(
     request = Request(
         argnums, argnames, has_aux, chunk_size, randomness, "forward", accept=accept_tensors, copies=False
     )
-    return asking(caller, request.checked("jacfwd"))
+    return planned(caller, request.checked("jacfwd"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
-from covector.transforms._derive import asking
+from covector.transforms._derive import planned
 from covector.transforms._door import check_function
 from covector.transforms._question import Request
 
@@ -54,4 +54,4 @@ def jacrev(
     """
     caller = check_function("jacrev", func, argnums)
     request = Request(argnums, argnames, has_aux, chunk_size, randomness, "reverse", copies=False)
-    return asking(caller, request.checked("jacrev"))
+    return planned(caller, request.checked("jacrev"))
