@@ -212,3 +212,18 @@ def test_a_leaf_cannot_be_changed_in_place():
     for library in (torch.autograd, covector):
         with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
             library.gradcheck(twice_in_place, leaf, raise_exception=False)
+
+
+def test_strides_that_cross_without_meeting() -> None:
+    """No two elements of this one share memory, though neither stride is longer than the other axis."""
+    x = torch.arange(12, dtype=torch.float64).as_strided((2, 3), (3, 2)).requires_grad_()
+    assert covector.gradcheck(torch.sin, x)
+
+
+def test_parameters_without_a_shape_are_named() -> None:
+    """A lazy module is told apart before anything is made of its parameters."""
+    module, x = torch.nn.LazyLinear(3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    with pytest.raises(covector.errors.ArgumentValueError, match="parameter weight has no shape yet"):
+        covector.check(module, x)
+    module(x)
+    assert covector.check(module, x)

@@ -82,11 +82,25 @@ def is_opaque(tensor: HasLayout) -> bool:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether numbers that a tensor holds share memory, because a stride is zero."""
+    """Whether numbers that a tensor holds share memory: it is expanded, or its strides are too short."""
     numbers = values_of(tensor)
-    if not is_strided(numbers) or 0 not in numbers.stride():
+    if not is_strided(numbers) or numbers.is_contiguous():
         return False
-    return any(stride == 0 and size > 1 for stride, size in zip(numbers.stride(), numbers.shape, strict=True))
+    reached = 0
+    axes = zip(numbers.stride(), numbers.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in axes if size > 1):
+        if stride <= reached:  # a step along this axis may come back to what the shorter ones have reached
+            return _meets_itself(numbers)
+        reached += (size - 1) * stride
+    return False
+
+
+def _meets_itself(numbers: Tensor) -> bool:
+    """Whether two elements have one place in memory."""
+    places = torch.zeros((), dtype=torch.int64)
+    for stride, size in zip(numbers.stride(), numbers.shape, strict=True):
+        places = places[..., None] + stride * torch.arange(size)
+    return places.unique().numel() < places.numel()
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -329,6 +329,8 @@ def refusal(tensor: Tensor, *, is_output: bool = False) -> str | None:
             "is a nested tensor, which is not supported; pass its .values() (or a list of its .unbind()), "
             "and build the nested tensor inside the function."
         )
+    if tensor.is_meta:
+        return "is a meta tensor, which holds no numbers; make it on a device."
     if tensor.layout in INDICES:
         return _broken(tensor, is_output)
     if is_opaque(tensor):

@@ -134,6 +134,11 @@ class Jacobians:
         """Which entries differ by more than the tolerance and the bound of the numeric side together."""
         return ~(self.error <= self.allowed + self.bound) & self.numeric.isfinite()
 
+    @lazy
+    def doubtful(self) -> Tensor:
+        """Which differ by more than the tolerance, but by less than the numeric side may be off."""
+        return ~(self.error <= self.allowed) & ~self.bad & self.numeric.isfinite()
+
 
 def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Budget) -> Jacobians:
     """Both Jacobians on the rows and columns that the budget allows, those of the mismatches included."""

@@ -31,7 +31,7 @@ def worst(evidence: Evidence) -> Finding:
     bad = jacobians.bad.clone()
     for place in judged:
         bad[place] = True
-    count, every = int(bad.sum()), bad.shape == problem.shape
+    count, every = int(bad.sum()), bad.shape == problem.shape and not bool((jacobians.doubtful & ~bad).any())
     size = _size(jacobians, bad)
     order = size.flatten().argsort(descending=True, stable=True)[: min(NAMED, count)]
     places = [divmod(place, bad.shape[1]) for place in order.tolist()]

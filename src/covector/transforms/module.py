@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from covector._tree import parameter_names
 from covector.errors import ArgumentTypeError, ArgumentValueError
@@ -55,6 +56,11 @@ def as_function(
         )
     patterns = [names] if isinstance(names, str) else list(map(str, names))
     parameters = dict(module.named_parameters())
+    if lazily := [name for name, value in parameters.items() if is_lazy(value)]:
+        raise ArgumentValueError(
+            f"as_function({type(module).__name__}): the parameter {lazily[0]} has no shape yet. Call the "
+            "module once, which gives it one."
+        )
     for pattern in patterns if parameters else ():
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ArgumentValueError(
