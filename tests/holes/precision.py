@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from holes.table import Hole, Table, drawn, leaves, ruled, too_much
 
@@ -133,3 +135,32 @@ for _name, _dtype in {"bfloat16": torch.bfloat16, "half": torch.float16, "single
         "softmax near one": lambda x: (8 * x).softmax(-1),
     }.items():
         dtypes.right(f"{_title}, {_name}", _function, leaves((3, 8), dtype=_dtype, low=-0.5))
+
+# --- a backward that computes in lower precision than its function
+
+coarser = Table("a backward in lower precision", HOLES)
+
+
+def square_with(backward: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    class Square(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return g * (backward(2 * x) if x.dtype is torch.float32 else 2 * x)
+
+    return Square.apply
+
+
+for _dtype in (torch.bfloat16, torch.float16):
+    coarser.wrong(
+        f"{_dtype} for float32",
+        square_with(lambda twice, dtype=_dtype: twice.to(dtype).float()),
+        leaves((200,), dtype=torch.float32, low=0.6),
+        keywords={"rtol": 1e-4},
+    )
+coarser.right("float32", square_with(lambda twice: twice), leaves((200,), dtype=torch.float32, low=0.6))

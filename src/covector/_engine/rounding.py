@@ -31,7 +31,15 @@ class RandomRounding(DispatchMode):
     def __init__(self, seed: int, dtypes: set[torch.dtype] = LOW) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dtypes = dtypes
+        self._met: set[torch.dtype] = set()
         self._generator = torch.Generator().manual_seed(seed)
+
+    def keep_to(self, eps: float) -> None:
+        """From here on, round in dtypes of this precision and better, and in those that were met so far.
+
+        A backward that computes in lower precision than its function loses digits by itself.
+        """
+        self._dtypes = self._met | {dtype for dtype in self._dtypes if torch.finfo(dtype).eps <= eps}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do the operation on numbers that are rounded at random, and round what is new in its result."""
@@ -59,6 +67,7 @@ class RandomRounding(DispatchMode):
 
     def _rounded(self, value: Tensor) -> Tensor:
         """The tensor, multiplied by 1, by 1 + eps or by 1 - eps."""
+        self._met.add(value.dtype)
         drawn = torch.randint(-1, 2, value.shape, generator=self._generator, dtype=value.dtype.to_real())
         return value.mul_(drawn.to(value.device).mul_(torch.finfo(value.dtype).eps).add_(1))
 

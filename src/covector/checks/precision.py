@@ -45,18 +45,18 @@ class Rounding:
     def of_columns(self, analytic: Map, columns: np.ndarray) -> np.ndarray:
         """How far rounding may put the entries of some columns off."""
         plain = analytic.columns(columns)
-        spread = self._spread(plain, lambda: self._fresh(analytic).unchecked_columns(columns))
+        spread = self._spread(plain, lambda mode: self._fresh(analytic, mode).unchecked_columns(columns))
         return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_rows(self, analytic: ReverseMap, rows: np.ndarray) -> np.ndarray:
         """How far rounding may put the entries of some rows off."""
         plain = analytic.rows(rows)
-        spread = self._spread(plain, lambda: self._fresh_reverse(analytic).rows(rows))
+        spread = self._spread(plain, lambda mode: self._fresh_reverse(analytic, mode).rows(rows))
         return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_mixed(self, analytic: Map) -> np.ndarray:
         """How far rounding may put the pullbacks of the random cotangents off."""
-        spread = self._spread(analytic.mixed, lambda: self._fresh(analytic).mixed)
+        spread = self._spread(analytic.mixed, lambda mode: self._fresh(analytic, mode).mixed)
         rows = [self._at_least(row, numbers) for row, numbers in zip(spread, analytic.mixed, strict=True)]
         return constants.FEW_ULPS * np.stack(rows)
 
@@ -75,25 +75,28 @@ class Rounding:
         """Whether rounding alone keeps the rows of a derivative from adding up to its pullbacks."""
         with np.errstate(all="ignore"):
             missing = analytic.missing_from_sums()
-            spread = self._spread(missing, lambda: self._fresh_reverse(analytic).missing_from_sums())
+            spread = self._spread(
+                missing, lambda mode: self._fresh_reverse(analytic, mode).missing_from_sums()
+            )
             return not (abs(missing) > constants.SIGMAS * spread).any()
 
-    def _spread(self, plain: np.ndarray, again: Callable[[], np.ndarray]) -> np.ndarray:
+    def _spread(self, plain: np.ndarray, again: Callable[[RandomRounding], np.ndarray]) -> np.ndarray:
         """How far numbers move when they are computed with every operation rounded at random."""
         squares = np.zeros(plain.shape)
         for index in range(constants.ROUNDED_RUNS):
-            with RandomRounding(self._seed + index):
-                squares += np.nan_to_num(np.square(again() - plain))
+            with RandomRounding(self._seed + index) as mode:
+                squares += np.nan_to_num(np.square(again(mode) - plain))
         return np.sqrt(squares / constants.ROUNDED_RUNS)
 
-    def _fresh(self, analytic: Map) -> Map:
+    def _fresh(self, analytic: Map, mode: RandomRounding) -> Map:
         """The derivative by another run of the function."""
         if isinstance(analytic, ForwardMap):
             return ForwardMap(self._problem, self._seed, varied=analytic.varied)
-        return self._fresh_reverse(analytic)
+        return self._fresh_reverse(analytic, mode)
 
-    def _fresh_reverse(self, analytic: ReverseMap) -> ReverseMap:
+    def _fresh_reverse(self, analytic: ReverseMap, mode: RandomRounding) -> ReverseMap:
         outputs = self._problem.fresh()
+        mode.keep_to(self._problem.rounding)
         with GradMode(enabled=True):
             return ReverseMap(self._problem, self._seed, varied=analytic.varied, outputs=outputs)
 
