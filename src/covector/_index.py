@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from covector._files import write_text
+from covector._files import remove_parts_in, write_text
 from covector.report.page import GENERATOR, page, ticked
 from covector.report.report import Report
 
@@ -45,7 +45,8 @@ def hint_of(report: Report | None) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Remove the pages of an earlier run, and nothing that was not written here."""
+    """Remove the pages of an earlier run, whole or not, and nothing that was not written here."""
+    remove_parts_in(folder)
     for path in folder.glob("*.html"):
         with path.open(encoding="utf-8", errors="replace") as file:
             if GENERATOR in file.read(2000):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from covector import bench
-from covector._files import escaping, write_text
+from covector._files import escaping, remove_parts, write_text
 from covector._index import NAME as INDEX
 from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool, Spread
@@ -163,6 +163,8 @@ def _check(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
     _require_places(options)
     if options.html is not None:
         clear(options.html)
+    if options.json not in (None, "-"):
+        remove_parts(options.json)
     with _workers(options) as pool:
         requests = _listed(pool, options)
         _keep(options, results, len(requests), 0.0, interrupted=True)
