@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import covector
 from covector import _files, cli
 from covector._pool import Pool
 from covector.errors import StorageError
+from covering import covered
 from forked import printed
 from test_rooms import parsed, walked
 
@@ -259,22 +260,30 @@ def command(folder: Path, often: float, *options: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def ended(group: int) -> None:
-    """Wait for the end of all processes of a group."""
+def killed(process: subprocess.Popen[str]) -> None:
+    """Kill the command alone: what works for it notices, and ends too."""
+    process.kill()
+    process.communicate()
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
+    while left := running(process.pid):
+        if time.monotonic() > deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert time.monotonic() < deadline, f"these went on: {left}"
         time.sleep(0.02)
-    os.killpg(group, signal.SIGKILL)
-    pytest.fail("processes went on after the one that started them was killed")
 
 
-@pytest.mark.parametrize(
-    "number", [n if n < 2 else pytest.param(n, marks=pytest.mark.sweep) for n in range(40)]
-)
+def running(group: int) -> list[str]:
+    """The processes of a group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of, *_ = path.read_text().rpartition(")")[2].split()
+            if int(of) == group and state not in "ZX":
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("number", covered([(number,) for number in range(40)], lambda number: number == 0))
 def test_killed_at_a_random_moment(number: int, tmp_path: Path) -> None:
     """After a kill -9, what was found so far can be read: the JSON, the index, and each page of it."""
     print(f"KILL_SEED={SEED}")
@@ -285,9 +294,7 @@ def test_killed_at_a_random_moment(number: int, tmp_path: Path) -> None:
     assert process.stdout is not None
     read = sum(bool(process.stdout.readline()) for _ in range(lines))
     time.sleep(chosen.uniform(0, 0.05 if lines else 5))
-    process.kill()  # the command alone: those that work for it notice
-    process.wait()
-    ended(process.pid)
+    killed(process)
     pages = tmp_path / "pages"
     assert all(page.read_text().rstrip().endswith("</html>") for page in pages.glob("*.html"))
     if lines == 0 and not (tmp_path / "found.json").exists():
@@ -309,9 +316,7 @@ def test_killed_while_a_case_hangs(tmp_path: Path) -> None:
     process = command(tmp_path, 0.0)
     while not (tmp_path / "begun").exists():
         time.sleep(0.02)
-    process.kill()
-    process.wait()
-    ended(process.pid)
+    killed(process)
     assert json.loads((tmp_path / "found.json").read_text())["results"] == []
 
 
