@@ -262,8 +262,10 @@ def command(folder: Path, often: float, *options: str) -> subprocess.Popen[str]:
 
 def killed(process: subprocess.Popen[str]) -> None:
     """Kill the command alone: what works for it notices, and ends too."""
+    assert process.stdout is not None
+    process.stdout.close()
     process.kill()
-    process.communicate()
+    process.wait()
     deadline = time.monotonic() + PATIENCE
     while left := running(process.pid):
         if time.monotonic() > deadline:
