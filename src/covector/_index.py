@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -51,6 +53,14 @@ def clear(folder: Path) -> None:
         with path.open(encoding="utf-8", errors="replace") as file:
             if GENERATOR in file.read(2000):
                 path.unlink()
+
+
+def stem_of(text: str) -> str:
+    """The name of a page, without its ending, for a test or a case: no other one has the same."""
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
+    short = stem[-120:].lstrip("-.")
+    plain = re.fullmatch(r"[\w./]+(::[\w.]+)*", text, re.ASCII) and short == stem
+    return short if plain else f"{short}-{zlib.crc32(text.encode(errors='backslashreplace')):08x}"
 
 
 def write_page(folder: Path, name: str, report: Report, of: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import covector
 from covector import cli
+from covector._index import stem_of
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = Path(covector.__file__).parent.parent
@@ -285,7 +286,7 @@ def test_pages_and_data_of_failures(runs, folder):
     """A page for each case that has a report; an index of all; the same as JSON."""
     pages = folder / "pages of bad"
     assert sorted(page.name for page in pages.iterdir()) == [
-        "bad.py-Double.html", "bad.py-saved.html", "bad.py-script.html", "index.html",
+        "bad.py-Double.html", "bad.py-saved.html", f"{stem_of('bad.py::<script>')}.html", "index.html",
     ]  # fmt: skip
     index = (pages / "index.html").read_text()
     assert "&lt;script&gt;" in index
@@ -420,6 +421,27 @@ def test_the_page_on_ci(tmp_path, monkeypatch):
     saved = json.loads((tmp_path / "cases.json").read_text())
     assert saved["cases"] == len(saved["results"]) == 4
     assert (tmp_path / "derivatives" / "cases" / "index.html").exists()
+
+
+def test_cases_do_not_meet(tmp_path, monkeypatch):
+    """Each has a page of its own, whatever is left of its name in that of a file."""
+    monkeypatch.chdir(tmp_path)
+    names = [
+        "a/b",
+        "a b",
+        "a-b",
+        "\u0394",
+        "\u00e9",
+        "\udce9",
+        f"{'long' * 50}, first",
+        f"first, {'long' * 50}",
+    ]
+    cases = "".join(f"covector.case((2,), name={name!r})(torch.sin)\n" for name in names)
+    (tmp_path / "cases.py").write_text(f"import covector, torch\n{cases}")
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--html", "pages", "--json", "found.json"]) == 0
+    pages = {result["page"] for result in json.loads((tmp_path / "found.json").read_text())["results"]}
+    assert {path.name for path in (tmp_path / "pages").iterdir()} == {"index.html", *pages}
+    assert len(pages) == len(names)
 
 
 def test_files_do_not_meet(tmp_path, capsys):
