@@ -193,20 +193,26 @@ def test_a_device_that_is_full() -> None:
 
 
 def test_the_command_without_room(tmp_path: Path) -> None:
-    """The verdicts are shown all the same, and what could not be written is said."""
+    """The verdicts are shown, the small file is written all the same, and what could not be is said."""
     (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
 
     def no_room() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
-    command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "1", "--html", "pages"]
-    apart = {"env": {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, "cwd": tmp_path, "preexec_fn": no_room}
+    command = [sys.executable, "-m", "covector", "check", "cases.py", "--jobs", "1"]
+    command += ["--html", "pages", "--json", "found.json"]
+    apart = {
+        "env": {**os.environ, "PYTHONPATH": str(SOURCE.parent), "PYTHONDONTWRITEBYTECODE": "1"},
+        "cwd": tmp_path,
+        "preexec_fn": no_room,
+    }
     ended = subprocess.run(command, **apart, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "PASSED        cases.py::sin" in ended.stdout
     assert "could not be written: File too large" in ended.stderr
     assert not list((tmp_path / "pages").iterdir())
+    assert json.loads((tmp_path / "found.json").read_text())["interrupted"] is False
 
 
 # --- kills
