@@ -92,8 +92,13 @@ def peak_memory(call: Call) -> float:
     every allocation and release of its allocator, so the number is exact and repeatable.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_memory_here, (call,))
+    return fresh(_peak_memory_here, call)
+
+
+def fresh(call: Callable[..., T], *args: Any) -> T:
+    """The result of a call in a process of its own, which has loaded nothing before."""
+    with multiprocessing.get_context("spawn").Pool(1, _ignore_interrupts) as pool:
+        return pool.apply(call, args)
 
 
 def _peak_memory_here(call: Call) -> float:
@@ -204,7 +209,13 @@ class _Raised:
     text: str
 
 
+def _ignore_interrupts() -> None:
+    """In a process that is ended by the one that was interrupted with it, which says so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _report_to(sender: Connection, call: Callable[[], Any]) -> None:
+    _ignore_interrupts()
     try:
         # If memory runs out, the system is to end the measurement, and nothing else that runs here.
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -244,5 +255,6 @@ def _seconds(call: Call, count: int) -> float:
 
 def _seconds_of_program(program: str) -> float:
     start = perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True)
+    # In a group of its own: an interrupt from the terminal is told here, where it ends the program.
+    subprocess.run([sys.executable, "-c", program], check=True, process_group=0)
     return perf_counter() - start

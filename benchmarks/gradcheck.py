@@ -6,7 +6,6 @@ neither is counted.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from torch.nn.functional import linear
 
 import covector
 from benchmarks._board import BYTES, Area, Effort, Row, Task, from_tests, pair
-from benchmarks._measure import Ratio, one_thread, resident_peak
+from benchmarks._measure import Ratio, fresh, one_thread, resident_peak
 
 LIMIT = 1e9  # bytes, of an exhaustive check of 4,000 x 4,000
 
@@ -134,9 +133,8 @@ def _diagonal() -> Callable[[Tensor], Tensor]:
 
 def memory(function_of: Callable[[], Callable[[Tensor], Tensor]], name: str, effort: Effort) -> Iterator[Row]:
     """The peak of an exhaustive check as a share of the limit, which stands in the place of a peer."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        peak = pool.apply(_peak, (function_of,))
-    yield Row.of(name, "a limit of 1 GB", Ratio.of([peak], [LIMIT]), 1.0, unit=BYTES)
+    peak = Ratio.of([fresh(_peak, function_of)], [LIMIT])
+    yield Row.of(name, "a limit of 1 GB", peak, 1.0, unit=BYTES)
 
 
 def _peak(function_of: Callable[[], Callable[[Tensor], Tensor]]) -> float:

@@ -6,7 +6,6 @@ is faster for that shape, found by trying both.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from torch import Tensor
 
 import covector
 from benchmarks._board import BYTES, Area, Effort, Row, Task, pair
-from benchmarks._measure import Ratio, compare, one_thread, resident_peak
+from benchmarks._measure import Ratio, compare, fresh, one_thread, resident_peak
 from benchmarks._peers import jax as load_jax
 from benchmarks.transforms import X, chain, layer, residuals, waves
 
@@ -111,18 +110,12 @@ def product() -> Task:
 
 def memory(mode: str, effort: Effort) -> Iterator[Row]:
     """The peak above the result under a limit, as a share of it; and what the limit costs in time."""
-    limited, time = _alone(_peak_and_time, mode, LIMIT)
-    whole, plain = _alone(_peak_and_time, mode, None)
+    limited, time = fresh(_peak_and_time, mode, LIMIT)
+    whole, plain = fresh(_peak_and_time, mode, None)
     name, peer = f"3000 x 3000 {mode}, max_memory 500 MB", "covector without limit"
     yield Row.of(name, "the limit", Ratio.of([limited], [LIMIT]), 1.0, unit=BYTES)
     yield Row.of(name, peer, Ratio.of([limited], [whole]), 1.0, unit=BYTES)
     yield Row.of(name, peer, Ratio.of([time], [plain]), 1.5)
-
-
-def _alone(measure: Callable[..., tuple[float, float]], *args: Any) -> tuple[float, float]:
-    """A measurement in a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return pool.apply(measure, args)
 
 
 def _peak_and_time(mode: str, max_memory: int | None) -> tuple[float, float]:

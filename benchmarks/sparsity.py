@@ -9,7 +9,6 @@ Everything runs in one process on one thread, in double precision, measured in p
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,7 +22,7 @@ from scipy.spatial import Delaunay
 
 import covector
 from benchmarks._board import BYTES, Area, Effort, Row, Task
-from benchmarks._measure import Ratio, compare, one_thread, resident_peak
+from benchmarks._measure import Ratio, compare, fresh, one_thread, resident_peak
 from benchmarks._peers import jax as load_jax
 
 # What the design asks for.
@@ -269,17 +268,12 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def memory(name: str, effort: Effort) -> Iterator[Row]:
     """The first call, as a share of what is asked for."""
-    peak = Ratio.of([memory_of(name)], [MEMORY_TARGET])
+    peak = Ratio.of([fresh(_memory_here, name)], [MEMORY_TARGET])
     yield Row.of(f"{name}, first call", "80 MB", peak, 1.0, unit=BYTES)
 
 
-def memory_of(name: str) -> float:
-    """How far the first call raises the memory of a fresh process, in which a small one was made before."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_memory_here, (name,))
-
-
 def _memory_here(name: str) -> float:
+    """How far the first call raises the memory of this process, in which a small one was made before."""
     torch.set_num_threads(1)
     problem = next(problem for problem in PROBLEMS if problem.name == name)
     ours(Problem("", problem.function, (64,), hessian=problem.hessian))()

@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import re
 import shlex
 import sys
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -352,15 +350,13 @@ class Session:
         folder = self.config.option.covector_report
         if not folder or report is None:
             return ""
-        from covector._index import write_page
+        from covector._index import stem_of, write_page
         from covector.errors import StorageError
 
         # A test runs in one worker; what runs outside of tests may run in each.
         worker = getattr(self.config, "workerinput", {}).get("workerid", "")
         test = self.item.nodeid if self.item else f"outside {worker}"
-        stem = re.sub(r"[^A-Za-z0-9_.]+", "-", test)[-120:].strip("-.")
-        if not re.fullmatch(r"[\w.:/]+", test):  # other tests may have the same letters
-            stem += f"-{zlib.crc32(test.encode()):08x}"
+        stem = stem_of(test)
         self.pages.append(stem)
         name = f"{stem}-{self.pages.count(stem)}.html"
         try:

@@ -8,16 +8,28 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, seed, settings
 
 # How many times as many examples `make sweep` draws.
 _TIMES = int(os.environ.get("EXAMPLES", "1"))
 THOROUGH = _TIMES > 1
+# What a fuzzer draws by: `FUZZ_SEED=7` draws other examples.
+_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 
 def examples(count: int) -> settings:
     """So many examples, the same ones in every run."""
     return settings(max_examples=count * _TIMES, deadline=None, derandomize=True)
+
+
+def random_examples(count: int, part: int = 0) -> Callable[[Any], Any]:
+    """A decorator: so many examples, whatever they take, of which is said how they can be had again."""
+    print(f"FUZZ_SEED={_SEED}")
+    unchecked = list(HealthCheck)
+    chosen = settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=unchecked, print_blob=True
+    )
+    return lambda test: chosen(seed(_SEED + part)(test))
 
 
 def covered(rows: Iterable[Any], chosen: Callable[..., bool]) -> list[Any]:

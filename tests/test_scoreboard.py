@@ -369,10 +369,10 @@ def test_the_command_measures_writes_and_compares(made, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "better fake: a / peer  2 (1.9-2.1) -> 0.5 (0.4-0.6)" in said
     assert "fake: b" not in said.partition("moved beyond")[2]
-    assert "is quick" not in said
+    assert "a quick run" not in said
     assert made.measured == ["a", "b"]
     assert made.call("--quick", "--compare", str(tmp_path / "old.json")) == 0
-    assert "one of the two runs is quick" in capsys.readouterr().out
+    assert "a quick run has few repetitions" in capsys.readouterr().out
 
 
 def test_the_command_that_is_stopped_says_how_to_go_on(made, capsys):

@@ -30,6 +30,7 @@ _ELSEWHERE = "Name another place."
 
 # Of the name of a file, what the one beside it is called by: names have at most 255 bytes.
 _LONGEST = 50
+_PART = "." + 32 * "[0-9a-f]" + ".part"
 
 
 def path_of(path: Any) -> Path:
@@ -91,7 +92,17 @@ def escaping(*streams: Any) -> Iterator[None]:
 
 def remove_parts(path: str | os.PathLike[str]) -> None:
     """Remove what processes that were killed left beside a path while they wrote it."""
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path_of(path)))
     if path.name[:_LONGEST] == path.name:  # a part of a name may be another file's
-        for part in path.parent.glob(escape(f".{path.name}.") + 32 * "?" + ".part"):
-            part.unlink(missing_ok=True)
+        _remove(path.parent, escape(f".{path.name}"))
+
+
+def remove_parts_in(folder: Path) -> None:
+    """Remove what processes that were killed left in a folder while they wrote files of any name."""
+    _remove(folder, ".*")
+
+
+def _remove(folder: Path, begins: str) -> None:
+    for part in folder.glob(begins + _PART):
+        with suppress(OSError):  # it is gone, or somebody else's
+            part.unlink()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from covector._files import write_text
+from covector._files import remove_parts_in, write_text
 from covector.report.page import GENERATOR, page, ticked
 from covector.report.report import Report
 
@@ -45,11 +47,20 @@ def hint_of(report: Report | None) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Remove the pages of an earlier run, and nothing that was not written here."""
+    """Remove the pages of an earlier run, whole or not, and nothing that was not written here."""
+    remove_parts_in(folder)
     for path in folder.glob("*.html"):
         with path.open(encoding="utf-8", errors="replace") as file:
             if GENERATOR in file.read(2000):
                 path.unlink()
+
+
+def stem_of(text: str) -> str:
+    """The name of a page, without its ending, for a test or a case: no other one has the same."""
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
+    short = stem[-120:].lstrip("-.")
+    plain = re.fullmatch(r"[\w./]+(::[\w.]+)*", text, re.ASCII) and short == stem
+    return short if plain else f"{short}-{zlib.crc32(text.encode(errors='backslashreplace')):08x}"
 
 
 def write_page(folder: Path, name: str, report: Report, of: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -220,9 +220,18 @@ def _exit(code: int | None) -> str:
     return f"the process ended with exit code {code}"
 
 
+def _end_with_parent() -> None:
+    """End a piece that takes long, or hangs, once the process is gone that would stop it at its limit."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _serve(connection: Connection, log: str, handle: Handle) -> None:
     """What a worker does: answer pieces until nobody asks any more; what is printed goes to its log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
     for stream in (1, 2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from covector._engine.messages import is_out_of_memory
 from covector._files import escaping
-from covector._index import write_page
+from covector._index import stem_of, write_page
 from covector.api import check, gradgradcheck
 from covector.cases import Case, chosen, load, user_traceback
 from covector.errors import CaseError, GradcheckError, StorageError
@@ -151,7 +150,7 @@ def _with_keywords(case: Case) -> Any:
 
 def _page(report: Report, request: Request) -> str:
     """The name of the page that shows a report; none if it could not be written."""
-    name = re.sub(r"[^A-Za-z0-9_.]+", "-", str(request)).strip("-.")[-150:] + ".html"
+    name = f"{stem_of(str(request))}.html"
     folder = Path(request.pages or "")
     try:
         write_page(folder, name, report, str(request))

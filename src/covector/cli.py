@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from covector import bench
-from covector._files import escaping, write_text
+from covector._files import escaping, remove_parts, write_text
 from covector._index import NAME as INDEX
 from covector._index import Line, clear, hint_of, write_index
 from covector._pool import Pool, Spread
@@ -152,38 +152,65 @@ _OFTEN = 1.0
 _VERSION = 1
 
 
+@dataclass
+class Found:
+    """What a check of files has found so far: results, of so many cases; interrupted until it has all."""
+
+    total: int
+    started: float
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = True
+
+    def __str__(self) -> str:
+        outcomes = sorted(result.outcome for result in self.results)
+        counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+        seconds = time.monotonic() - self.started
+        cases = f"{self.total} case" if self.total == 1 else f"{self.total} cases"
+        if self.interrupted:
+            ended = f"{len(self.results)} of {cases}"
+            return f"interrupted: {ended} in {seconds:.1f} s: {counts or 'none ended'}"
+        return f"{cases} in {seconds:.1f} s: {counts}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        results = [result.to_dict() for result in self.results]
+        return {"interrupted": self.interrupted, "cases": self.total, "results": results}
+
+
 def _check(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
     """Run the cases in processes; what was found is shown and saved also after an interruption.
 
     It is saved meanwhile too, as interrupted, so that it can be read after a kill.
     """
     started = saved = time.monotonic()
-    results: list[Result] = []
-    interrupted = False
     _require_places(options)
     if options.html is not None:
         clear(options.html)
+    if options.json not in (None, "-"):
+        remove_parts(options.json)
     with _workers(options) as pool:
         requests = _listed(pool, options)
-        _keep(options, results, len(requests), 0.0, interrupted=True)
+        found = Found(len(requests), started)
+        _keep(options, found)
         try:
-            with progress("checking", len(requests)) as advance:
+            with progress("checking", found.total) as advance:
                 for ended in pool.run(requests):
-                    results.append(_result(ended))
-                    _say(options, _line(results[-1]))
+                    found.results.append(_result(ended))
+                    _say(options, _line(found.results[-1]))
                     advance()
                     raise_lost()
                     if time.monotonic() > saved + _OFTEN:
-                        _keep(options, results, len(requests), time.monotonic() - started, interrupted=True)
+                        _keep(options, found)
                         saved = time.monotonic()
+            found.interrupted = False
         except KeyboardInterrupt:
-            interrupted = True
+            pass  # what was found is shown
     order = {str(request): position for position, request in enumerate(requests)}
-    results.sort(key=lambda result: order[str(result)])
-    _show(options, results, len(requests), time.monotonic() - started, interrupted)
-    if interrupted:
+    found.results.sort(key=lambda result: order[str(result)])
+    _show(options, found)
+    if found.interrupted:
         return Exit.INTERRUPTED
-    return Exit.PASSED if all(result.passed for result in results) else Exit.FAILED
+    return Exit.PASSED if all(result.passed for result in found.results) else Exit.FAILED
 
 
 def _require_places(options: argparse.Namespace) -> None:
@@ -263,41 +290,41 @@ def _line(result: Result) -> str:
     return f"{result.outcome.upper():12}  {result}  {result.seconds:.2f} s"
 
 
-def _show(
-    options: argparse.Namespace, results: list[Result], total: int, seconds: float, interrupted: bool
-) -> None:
+def _show(options: argparse.Namespace, found: Found) -> None:
     """The failures, the summary, and the same as pages and JSON."""
-    for result in results:
+    for result in found.results:
         if not result.passed:
             _show_failure(options, result)
-    unwritten = _keep(options, results, total, seconds, interrupted)
+    unwritten = _keep(options, found)
     if options.html is not None:
         _say(options, f"\npages: {options.html / INDEX}")
-    _say(options, f"\n{_summary(results, total, seconds, interrupted)}")
+    _say(options, f"\n{found}")
     if options.json == "-":
-        _save("-", _data(results, total, interrupted))
+        _save("-", found.to_dict())
     if unwritten is not None:
         raise unwritten
 
 
-def _keep(
-    options: argparse.Namespace, results: list[Result], total: int, seconds: float, interrupted: bool
-) -> StorageError | None:
-    """Write the index of the pages, and the JSON; why not, if that failed: the cases go on all the same."""
-    try:
-        if options.html is not None:
-            title = _summary(results, total, seconds, interrupted)
-            lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in results]
-            write_index(options.html, title, lines)
-        if options.json != "-":
-            _save(options.json, _data(results, total, interrupted))
-    except StorageError as error:
-        return error
-    return None
+def _keep(options: argparse.Namespace, found: Found) -> StorageError | None:
+    """Write the JSON and the index of the pages; why not, if one failed: the cases go on all the same."""
+    unwritten = None
+    for write in (_keep_data, _keep_index):
+        try:
+            write(options, found)
+        except StorageError as error:
+            unwritten = error
+    return unwritten
 
 
-def _data(results: list[Result], total: int, interrupted: bool) -> dict[str, Any]:
-    return {"interrupted": interrupted, "cases": total, "results": [result.to_dict() for result in results]}
+def _keep_data(options: argparse.Namespace, found: Found) -> None:
+    if options.json != "-":
+        _save(options.json, found.to_dict())
+
+
+def _keep_index(options: argparse.Namespace, found: Found) -> None:
+    if options.html is not None:
+        lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in found.results]
+        write_index(options.html, str(found), lines)
 
 
 def _hint(result: Result) -> str:
@@ -317,15 +344,6 @@ def _show_failure(options: argparse.Namespace, result: Result) -> None:
     if printed := result.output.rstrip().splitlines():
         last = f", the last {_PRINTED} lines" if len(printed) > _PRINTED else ""
         _say(options, "\n".join([f"--- printed by {result}{last}", *printed[-_PRINTED:]]))
-
-
-def _summary(results: list[Result], total: int, seconds: float, interrupted: bool) -> str:
-    outcomes = [result.outcome for result in results]
-    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(sorted(outcomes)))
-    cases = f"{total} case" if total == 1 else f"{total} cases"
-    if interrupted:
-        return f"interrupted: {len(results)} of {cases} in {seconds:.1f} s: {counts or 'none ended'}"
-    return f"{cases} in {seconds:.1f} s: {counts}"
 
 
 # --- bench

@@ -17,6 +17,7 @@ import pytest
 
 import covector
 from covector import cli
+from covector._index import stem_of
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = Path(covector.__file__).parent.parent
@@ -50,7 +51,7 @@ CASES = {
     """,
     "later.py": "def power(x): return x * x",
     "bad.py": """
-        import os, time
+        import os
         import covector, torch
 
         @covector.case((2,))
@@ -67,11 +68,6 @@ CASES = {
         @covector.case((2,))
         def raises(x):
             raise KeyError("lost")
-
-        @covector.case((2,))
-        def hangs(x):
-            print("about to hang", flush=True)
-            time.sleep(1000)
 
         @covector.case((2,))
         def dies(x):
@@ -100,6 +96,15 @@ CASES = {
     "misused.py": "import covector\n\n@covector.case\ndef f(x):\n    return x\n",
     "stuck.py": "import time\ntime.sleep(1000)\n",
     "not python.txt": "hello",
+    "hanging.py": """
+        import time
+        import covector
+
+        @covector.case((2,))
+        def hangs(x):
+            print("about to hang", flush=True)
+            time.sleep(1000)
+    """,
     "slow.py": """
         import time
         import covector, torch
@@ -114,7 +119,8 @@ CASES = {
 
 RUNS = {
     "good": ["check", "good cases.py", "--jobs", "1", "--json", "good.json"],
-    "bad": ["check", "bad.py", "--timeout", "8", "--json", "bad.json", "--html", "pages of bad"],
+    "bad": ["check", "bad.py", "--json", "bad.json", "--html", "pages of bad"],
+    "hanging": ["check", "hanging.py", "--timeout", "3", "--html", "pages of hanging"],
     "bench": [
         "bench",
         "good cases.py::scaled",
@@ -164,7 +170,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    """Every run of the table: two in processes, as people run them, and one meanwhile in this process."""
+    """Every run of the table: two in processes, as people run them, and meanwhile the others in this one."""
 
     def run(name):
         ended = subprocess.run(
@@ -174,8 +180,8 @@ def runs(folder):
 
     with ThreadPoolExecutor(2) as pool:
         apart = {name: pool.submit(run, name) for name in ("bad", "bench")}
-        here = run_here(folder, RUNS["good"])
-        return {"good": here, **{name: ended.result() for name, ended in apart.items()}}
+        here = {name: run_here(folder, arguments) for name, arguments in RUNS.items() if name not in apart}
+        return {**here, **{name: ended.result() for name, ended in apart.items()}}
 
 
 def run_here(folder, arguments):
@@ -220,24 +226,23 @@ def test_all_passed(runs, folder):
 
 
 def test_each_way_to_fail(runs):
-    """A wrong derivative, first or second, an exception, a hang, a crash and a case without tensors."""
+    """A wrong derivative, first or second, an exception, a crash and a case without tensors."""
     run = runs["bad"]
     assert (run.returncode, run.stderr) == (1, "")
     lines = lines_of(run)
-    assert sorted(lines[:7]) == [
+    assert sorted(lines[:6]) == [
         "CRASHED       bad.py::dies  # s",
         "FAILED        bad.py::Double  # s",
         "FAILED        bad.py::saved  # s",
         "PASSED        bad.py::<script>  # s",
         "RAISED        bad.py::raises  # s",
         "RAISED        bad.py::sin  # s",
-        "TIMED OUT     bad.py::hangs  # s",
     ]
-    summary = "7 cases in # s: 1 crashed, 2 failed, 1 passed, 2 raised, 1 timed out"
+    summary = "6 cases in # s: 1 crashed, 2 failed, 1 passed, 2 raised"
     assert lines[-3:] == [f"pages: {Path('pages of bad') / 'index.html'}", "", summary]
     shown = {part.partition("\n")[0]: part for part in run.stdout.split("\n--- bad.py::")[1:]}
     assert list(shown) == [
-        "Double failed", "raises raised", "hangs timed out", "dies crashed", "saved failed", "sin raised",
+        "Double failed", "raises raised", "dies crashed", "saved failed", "sin raised",
     ]  # fmt: skip
     assert shown["Double failed"].startswith("Double failed\ncheck(Double.apply): FAILED\n")
     assert "\n--- printed by bad.py::Double, the last 20 lines\ndoubling\n" in shown["Double failed"]
@@ -245,7 +250,6 @@ def test_each_way_to_fail(runs):
     assert "gradgradcheck(saved): FAILED" in shown["saved failed"]
     assert "no input requires grad" in shown["sin raised"]
     assert RAISED.fullmatch(shown["raises raised"])
-    assert shown["hangs timed out"] == HANGS
     assert shown["dies crashed"] == "dies crashed\nthe process ended with exit code 7\n"
 
 
@@ -256,32 +260,46 @@ Traceback \(most recent call last\):
 KeyError: 'lost'
 """)
 HANGS = """\
-hangs timed out
-the time limit of 8 s was reached
---- printed by bad.py::hangs
+TIMED OUT     hanging.py::hangs  # s
+
+--- hanging.py::hangs timed out
+the time limit of 3 s was reached
+--- printed by hanging.py::hangs
 about to hang
+
+pages: pages of hanging/index.html
+
+1 case in # s: 1 timed out
 """
+
+
+def test_a_case_that_hangs(runs, folder):
+    """It is stopped at its limit; what it printed is shown."""
+    run = runs["hanging"]
+    assert (run.returncode, run.stderr, "\n".join(lines_of(run)) + "\n") == (1, "", HANGS)
+    index = (folder / "pages of hanging" / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'class="hint" title="([^"]*)"', index) == ["the time limit of 3 s was reached"]
+    assert "timed out" in index
 
 
 def test_pages_and_data_of_failures(runs, folder):
     """A page for each case that has a report; an index of all; the same as JSON."""
     pages = folder / "pages of bad"
     assert sorted(page.name for page in pages.iterdir()) == [
-        "bad.py-Double.html", "bad.py-saved.html", "bad.py-script.html", "index.html",
+        "bad.py-Double.html", "bad.py-saved.html", f"{stem_of('bad.py::<script>')}.html", "index.html",
     ]  # fmt: skip
     index = (pages / "index.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;" in index
     assert "<script>" not in index
     assert 'href="bad.py-Double.html"' in index
-    assert all(name in index for name in ("raises", "hangs", "dies", "timed out", "crashed"))
+    assert all(name in index for name in ("raises", "dies", "crashed"))
     hints = re.findall(r'class="hint" title="([^"]*)"', index)
     assert any("KeyError" in hint and "lost" in hint for hint in hints)
-    assert "the time limit of 8 s was reached" in hints
     assert "Double.apply" in (pages / "bad.py-Double.html").read_text(encoding="utf-8")
     data = json.loads((folder / "bad.json").read_text(encoding="utf-8"))
     outcomes = {result["name"]: result["outcome"] for result in data["results"]}
     assert outcomes["saved"] == "failed"
-    assert outcomes["hangs"] == "timed out"
+    assert outcomes["dies"] == "crashed"
     saved = next(result for result in data["results"] if result["name"] == "saved")
     reports = [covector.Report.from_dict(report) for report in saved["reports"]]
     assert [report.outcome for report in reports] == ["passed", "failed"]
@@ -407,6 +425,30 @@ def test_the_page_on_ci(tmp_path, monkeypatch):
     assert (tmp_path / "derivatives" / "cases" / "index.html").exists()
 
 
+def test_cases_do_not_meet(tmp_path, monkeypatch):
+    """Each has a page of its own, whatever is left of its name in that of a file."""
+    monkeypatch.chdir(tmp_path)
+    names = [
+        "a/b",
+        "a b",
+        "a-b",
+        "\u0394",
+        "\u00e9",
+        "\udce9",
+        f"{'long' * 50}, first",
+        f"first, {'long' * 50}",
+    ]
+    cases = "".join(f"covector.case((2,), name={name!r})(torch.sin)\n" for name in names)
+    (tmp_path / "cases.py").write_text(f"import covector, torch\n{cases}")
+    assert cli.main(["check", "cases.py", "--jobs", "1", "--html", "pages", "--json", "found.json"]) == 0
+    pages = {
+        result["page"]
+        for result in json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["results"]
+    }
+    assert {path.name for path in (tmp_path / "pages").iterdir()} == {"index.html", *pages}
+    assert len(pages) == len(names)
+
+
 def test_files_do_not_meet(tmp_path, capsys):
     """Files in different folders may import different modules of one name."""
     for folder, verb in (("first", "sin"), ("second", "cos")):
@@ -428,7 +470,7 @@ MISUSE = [
     (
         ["check", "bad.py::nothing"],
         "covector check: bad.py has no case called nothing; "
-        "it has Double, raises, hangs, dies, saved, sin, <script>.\n",
+        "it has Double, raises, dies, saved, sin, <script>.\n",
     ),
     (
         ["check", "empty.py"],

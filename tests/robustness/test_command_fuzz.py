@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, seed, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from covector import bench, cli
+from covering import random_examples
 from watched import state
-
-SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 FILES = {
     "good.py": "import covector, torch\ncovector.case((2,))(torch.sin)\n",
@@ -79,16 +77,8 @@ def _folder(tmp_path: Path, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("count", [25, pytest.param(600, marks=pytest.mark.sweep)])
 def test_any_arguments(count: int, capsys: Any) -> None:
     """What is misused is said to be, by the code 2 and on standard error."""
-    print(f"FUZZ_SEED={SEED}")
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    @seed(SEED)
+    @random_examples(count)
     @given(arguments=commands)
     def run(arguments: list[str]) -> None:
         assume(not {"bench", "crashes.py"} <= set(arguments))  # which would end this process

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given
 from torch import Tensor
 from torch.utils import _pytree as registry
 
@@ -28,6 +28,7 @@ from covector import compat, functional
 from covector import scipy as covector_scipy
 from covector._engine.messages import missing_kernel
 from covector.errors import CovectorError
+from covering import random_examples
 from doors import DOORS, NOT_CALLED, TRANSFORMS, Call, ones
 from fuzzed import Example, Function, Leaf, Made, Planted, Thing, examples
 from watched import marks, state
@@ -38,7 +39,6 @@ pytestmark = [
 ]
 
 SOURCE = str(Path(covector.__file__).parent)
-SEED = int(os.environ.get("FUZZ_SEED", "0"))
 # Seconds after which an example is said to hang. Most take milliseconds; on a busy machine the first that
 # compiles has waited for a minute.
 PATIENCE = 600
@@ -246,16 +246,9 @@ def test_something_else_at_any_run(door: str, misbehaviour: str) -> None:
 
 
 def fuzz(count: int, offset: int) -> Any:
-    """A test of so many examples, of which it says how they can be had again."""
+    """A test of so many examples."""
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    @seed(SEED + offset)
+    @random_examples(count, offset)
     @given(example=examples({name: door.verb for name, door in DOORS.items()}))
     def run(example: Example) -> None:
         torch.manual_seed(0)
@@ -267,7 +260,6 @@ def fuzz(count: int, offset: int) -> Any:
 @pytest.mark.parametrize("part", range(6))
 def test_a_few_examples(part: int) -> None:
     """Three hundred in all."""
-    print(f"FUZZ_SEED={SEED}")
     fuzz(50, part)()
 
 
@@ -276,7 +268,7 @@ def test_a_few_examples(part: int) -> None:
 def test_many_examples(part: int) -> None:
     """Twenty thousand in all."""
     count = int(os.environ.get("FUZZ", "20000"))
-    print(f"FUZZ={count} FUZZ_SEED={SEED}")
+    print(f"FUZZ={count}")
     fuzz(max(1, count // 20), 100 + part)()
 
 

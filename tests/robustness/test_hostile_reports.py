@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import covector
 from covector.errors import ArgumentValueError
 from covector.report.report import Report
 from covector.verify.finding import Entry, Finding, Mismatch, Outcome
+from covering import random_examples
 
 X = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
 
@@ -145,13 +146,7 @@ def test_damaged_reports(count: int, tmp_path: Path) -> None:
     originals = [json.loads(REPORTS[name]().to_json()) for name in ("failed", "tables of a kernel")]
     places = [_places(data) for data in originals]
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @random_examples(count)
     @given(draw=st.data())
     def run(draw: Any) -> None:
         which = draw.draw(st.integers(0, 1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import covector
@@ -21,6 +21,7 @@ from covector import cli
 from covector._index import Line, write_index
 from covector.errors import ArgumentValueError
 from covector.report.report import VERSION
+from covering import random_examples
 from test_rooms import parsed, walked
 
 SOURCE = Path(covector.__file__).parent
@@ -179,14 +180,6 @@ def plan_file(tmp_path_factory: Any) -> Path:
     return path
 
 
-QUIET: Any = {
-    "deadline": None,
-    "database": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
-
-
 def refused(path: Path) -> bool:
     """Whether a file is refused with an error of ours; if not, its Jacobian is right."""
     try:
@@ -326,7 +319,7 @@ def test_damaged_files(count: int, plan_file: Path, tmp_path: Path) -> None:
     """Of a plan, with bytes that are others, cut off, or anything at all: refused, or right."""
     content = plan_file.read_bytes()
 
-    @settings(max_examples=count, **QUIET)
+    @random_examples(count)
     @given(data=st.data())
     def run(data: Any) -> None:
         if data.draw(st.integers(0, 4)):
@@ -342,7 +335,7 @@ def test_arrays_that_fit_by_chance(count: int, plan_file: Path, tmp_path: Path) 
     """Single numbers of the arrays are others: refused, or the Jacobian is right."""
     parts = parts_of(plan_file)
 
-    @settings(max_examples=count, **QUIET)
+    @random_examples(count)
     @given(data=st.data())
     def run(data: Any) -> None:
         name = data.draw(st.sampled_from(["indptr", "indices", "columns", "rows", "source"]))
