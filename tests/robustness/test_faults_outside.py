@@ -62,7 +62,7 @@ def test_a_page_for_which_there_is_no_room(old: str | None, tmp_path: Path) -> N
     report = covector.check(wrong_entries, point())
     page = tmp_path / "page.html"
     if old is not None:
-        page.write_text(old)
+        page.write_text(old, encoding="utf-8")
     message = r"page\.html could not be written: File too large"
     with small_files(), pytest.raises(StorageError, match=message):
         report.to_html(page)
@@ -194,7 +194,9 @@ def test_a_device_that_is_full() -> None:
 
 def test_the_command_without_room(tmp_path: Path) -> None:
     """The verdicts are shown, the small file is written all the same, and what could not be is said."""
-    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    (tmp_path / "cases.py").write_text(
+        "import covector, torch\ncovector.case((2,))(torch.sin)\n", encoding="utf-8"
+    )
 
     def no_room() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -296,7 +298,7 @@ def test_killed_at_a_random_moment(number: int, tmp_path: Path) -> None:
     """After a kill -9, what was found so far can be read: the JSON, the index, and each page of it."""
     print(f"KILL_SEED={SEED}")
     chosen = random.Random(f"{SEED} {number}")
-    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES))
+    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES), encoding="utf-8")
     often, lines = chosen.choice((0.0, cli._OFTEN)), chosen.randrange(40)
     process = command(tmp_path, often)
     assert process.stdout is not None
@@ -320,7 +322,7 @@ def test_killed_at_a_random_moment(number: int, tmp_path: Path) -> None:
 
 def test_killed_while_a_case_hangs(tmp_path: Path) -> None:
     """Its process ends too."""
-    (tmp_path / "cases.py").write_text(textwrap.dedent(HANGING))
+    (tmp_path / "cases.py").write_text(textwrap.dedent(HANGING), encoding="utf-8")
     process = command(tmp_path, 0.0)
     while not (tmp_path / "begun").exists():
         time.sleep(0.02)
@@ -331,7 +333,9 @@ def test_killed_while_a_case_hangs(tmp_path: Path) -> None:
 def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
     """By the next run: parts of pages and of the JSON, and nothing else."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    (tmp_path / "cases.py").write_text(
+        "import covector, torch\ncovector.case((2,))(torch.sin)\n", encoding="utf-8"
+    )
     (tmp_path / "pages").mkdir()
     names = {".found.json": True, ".other.json": False, "pages/.index.html": True, "pages/.page.html": True}
     parts = {tmp_path / f"{name}.{'0a' * 16}.part": gone for name, gone in names.items()}
@@ -420,7 +424,9 @@ def _jumping(request: Any, monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("_jumping")
 def test_a_clock_that_jumps_ends_no_case(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A case that is within its time limit is not lost when the clock is set."""
-    (tmp_path / "cases.py").write_text("import covector, torch\ncovector.case((2,))(torch.sin)\n")
+    (tmp_path / "cases.py").write_text(
+        "import covector, torch\ncovector.case((2,))(torch.sin)\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["check", "cases.py", "--jobs", "1", "--timeout", "inf"]) == 0
     assert "PASSED        cases.py::sin" in capsys.readouterr().out
