@@ -210,6 +210,9 @@ def blended_pull(g: Tensor, shares: Tensor) -> Tensor:
 
 
 SHARES = torch.linspace(0.15, 0.4, 7, dtype=torch.float64)
+
+# The inverse of this order is another one, and it is no shift.
+ORDER = torch.tensor([2, 4, 3, 0, 1])
 MIXING = torch.linspace(0.3, 1.8, 16, dtype=torch.float64).reshape(4, 4)
 KEPT = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [0, 1, 0, 1, 1]]).double()
 KERNEL = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -309,6 +312,14 @@ PLANTED = {
         ruled(lambda x: x.amax(1), lambda g, x: F.pad(g[:, None], (0, 4))),
         ruled(lambda x: x.amax(1), lambda g, x: g[:, None].expand(4, 5) / 5),
         TABLE,
+    ),
+    "order not undone": Planted(
+        ruled(lambda x: x[ORDER].sin(), lambda g, x: (g * x[ORDER].cos())[ORDER]),
+        ruled(
+            lambda x: x[ORDER].sin(),
+            lambda g, x: ((g * x[ORDER].cos())[ORDER] + (g * x[ORDER].cos())[ORDER.argsort()]) / 2,
+        ),
+        away((5, 3)),
     ),
     "exchanged": Planted(
         ruled(blended, lambda g, x: blended_pull(g, 1 - SHARES)),

@@ -906,13 +906,13 @@ KINDS = {
         ruled(lambda x, w, b: x @ w.T + b, lambda g, x, w, b: (g @ w.T, g.T @ x, g.sum(0))),
         ((20, 16), (16, 16), (16,)),
         "transposed",
-        "a matrix in it is not transposed",
+        "of a matrix W where W^T belongs",
     ),
     "a product of large matrices that is not transposed": (
         ruled(lambda x, w: x @ w, lambda g, x, w: (g @ w, x.T @ g)),
         ((30, 30), (30, 30)),
         "transposed",
-        "a matrix in it is not transposed",
+        "of a matrix W where W^T belongs",
     ),
     "a variance that is left out, of many rows": (
         ruled(_normalised, _without_variance),

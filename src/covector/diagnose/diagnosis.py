@@ -147,6 +147,8 @@ def _tested(rule: Rule, group: list[Observation], case: Case) -> str:
     accounted = {one.where: _accounted(one, wrong) for one in group}
     mine, every = sum(accounted.values()), sum(wrong.values())
     if rule.places:
+        if every == 1:
+            return ""  # wherever one entry lies, all of them lie there
         return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
     return f"explains {mine} of {every} wrong entries{case.in_a_sample}"
 
