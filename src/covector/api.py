@@ -422,7 +422,7 @@ def _report(
         findings,
         tuple(problem.input_names),
         tuple(problem.output_names),
-        f"{run.method}; held constant: {lines}" if held else f"{run.method}{without}",
+        (f"{run.method}; held constant: {lines}" if held else f"{run.method}{without}") + _not_of(problem),
         options.seed,
         run.runs,
         seconds,
@@ -453,6 +453,14 @@ def _not_by(problem: Problem) -> str:
     require = "does not" if len(others) == 1 else "do not"
     more = "" if len(others) <= _FEW else f" and {len(others) - _FEW} others"
     return f"; by {by}, not by {', '.join(others[:_FEW])}{more}, which {require} require grad"
+
+
+def _not_of(problem: Problem) -> str:
+    """Which outputs are numbers of Python's, of which nothing is checked; else nothing."""
+    if problem.asked is not problem or not (named := problem.numbers_returned):
+        return ""
+    number = "a number that has" if len(named) == 1 else "numbers that have"
+    return f"; not of {', '.join(named[:_FEW])}, {number} no graph: did the function call .item()?"
 
 
 def _not_run(error: Exception) -> Finding | None:

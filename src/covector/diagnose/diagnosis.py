@@ -13,7 +13,7 @@ from covector.diagnose.rules import table
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
-from covector.evidence.evidence import Evidence
+from covector.evidence.evidence import NO_DERIVATIVE, Evidence
 from covector.verify.finding import Diagnosis, Finding
 
 # How many diagnoses are shown, and how sure the others have to be in comparison with the first.
@@ -44,6 +44,8 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
         return found
     case = Case(evidence)
     found = replace(found, diagnoses=diagnoses(case))
+    if found.diagnoses and evidence.mode == NO_DERIVATIVE:
+        found = replace(found, advice="")  # which says what may be the matter where no line is known
     with forgiving():
         found = replace(found, facts=right_parts(case))
     if not found.mismatches or found.diagnoses or found.advice:
@@ -57,7 +59,7 @@ def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
     """What the rules see, surest first; what another rule explains better is left out."""
     rules = [rule for rule in table.RULES if case.evidence.steady or not rule.steady]
     seen = _seen([rule for rule in rules if rule.alone], case)
-    if not seen:
+    if not seen and case.evidence.mode != NO_DERIVATIVE:
         able = [
             rule for rule in rules if not rule.alone and (not rule.entries or case.evidence.has_wrong_entries)
         ]

@@ -103,10 +103,10 @@ def few_elements(case: Case) -> Iterator[Observation]:
 
 def _value_or_index(s: Suspect, p: _Elements) -> str:
     """What one wrong entry may come from: the value of that element, or its place."""
-    at = f" {float(s.point[p.bad][0]):.4g}" if p.side is s.inputs else ""
+    value = float((s.point if p.side is s.inputs else s.value)[p.bad][0])
     return (
-        f"a branch of a piecewise function, as the value{at} takes it, or an index in the backward; one entry "
-        "does not tell which: check more inputs with values like that one"
+        f"a branch of a piecewise function that is taken at the value {value:.4g}, or an index in the backward; "
+        "one entry does not tell which: check more inputs with values like that one"
     )
 
 

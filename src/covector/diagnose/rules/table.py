@@ -258,6 +258,14 @@ _EXACT = (
         "a .real, or a cast from complex to real",
     ),
     Rule(
+        "unspecified",
+        masks.unspecified,
+        "the gradient of a sparse input leaves out the elements by which entries are wrong",
+        "`masked=True`, if only the elements that the input specifies are variables; otherwise give the "
+        "gradient of every element",
+        alone=True,
+    ),
+    Rule(
         "masked",
         masks.masked,
         "the gradient is not zero at elements that no output depends on, and right at the others",
