@@ -1141,7 +1141,7 @@ ASSORTED = {
         ),
         ((6, 5),),
         "constant",
-        "is off for input `x` by -0.16 at 6 and 0.04 at 24 entries",
+        "is off for input `x` by -0.16 at 6 entries and by 0.04 at 24 entries",
     ),
     "a weight of one class": (
         ruled(

@@ -113,7 +113,9 @@ class Evidence:
         if self.mode == _REVERSE and self.run.problem.inputs.sparse_layouts:
             with self._attempt():
                 pairs = zip(self.run.problem.inputs.places, self.run.reverse.pulled, strict=True)
-                left_out = [i for place, value in pairs if value is not None for i in place.unspecified(value)]
+                left_out = [
+                    i for place, value in pairs if value is not None for i in place.unspecified(value)
+                ]
         return torch.tensor(left_out, dtype=torch.int64)
 
     @lazy

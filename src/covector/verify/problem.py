@@ -240,7 +240,7 @@ class Problem:
 
     @property
     def numbers_returned(self) -> list[str]:
-        """The names of outputs that are floating-point or complex numbers of Python's, which have no graph."""
+        """The names of outputs that are floating-point or complex numbers, and no tensors."""
         names = leaf_paths(self._returned, "output")
         return [f"`{names[i]}`" for i, leaf in enumerate(self._leaves) if isinstance(leaf, float | complex)]
 

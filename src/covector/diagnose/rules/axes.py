@@ -126,7 +126,9 @@ def _transposed(s: Suspect) -> str:
     known = (s.inputs.is_whole and s.outputs.is_whole) or s.inputs.has_indices_of(s.outputs)
     if square and known and s.explains(s.numeric.T):
         if int(s.support.sum(1).max()) == 1:
-            return f"{_EXCEPT} elements that are rearranged are rearranged once more, instead of being put back"
+            return (
+                f"{_EXCEPT} elements that are rearranged are rearranged once more, instead of being put back"
+            )
         return f"{_EXCEPT} the Jacobian is transposed (J where J^T belongs)"
     return ""
 

@@ -17,15 +17,15 @@ _NUMBERS, _PLACES = 0.96, 0.85
 
 
 def not_undone(case: Case) -> Iterator[Observation]:
-    """Along an axis of the input and one of the output, J is a permutation, and what is computed its inverse."""
+    """Along an axis of the input and one of the output, J is a permutation, and its inverse is computed."""
     for s in case.suspects:
         for axes in pairs_of_axes(s):
             true, got = axes.pattern(s.support), axes.pattern(s.nonzero)
             if not _is_permutation(true) or not torch.equal(got, true.T) or torch.equal(got, true):
                 continue
             text = (
-                f"along {axes.name(s)}, the function puts the elements of {s.inputs.name} in another order, and "
-                f"the {case.noun} is put in that order once more, not back"
+                f"along {axes.name(s)}, the function puts the elements of {s.inputs.name} in another order, "
+                f"and the {case.noun} is put in that order once more, not back"
             )
             yield Observation(text, _NUMBERS if _has_numbers(s, axes, got) else _PLACES, s.where)
             break

@@ -94,7 +94,8 @@ class Axes:
         """The axes in words."""
         if self.output == self.input:
             return f"dimension {self.input}"
-        return f"dimension {self.input} of {s.inputs.name} and {self.output} of {s.outputs.name}"
+        beside = f"compared with dimension {self.output} of {s.outputs.name}"
+        return f"dimension {self.input} of {s.inputs.name}, {beside}"
 
     def reach(self, pattern: Tensor) -> str:
         """To which indices an output reaches, if it is a band or groups; nothing for other patterns.

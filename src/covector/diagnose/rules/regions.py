@@ -105,8 +105,8 @@ def _value_or_index(s: Suspect, p: _Elements) -> str:
     """What one wrong entry may come from: the value of that element, or its place."""
     value = float((s.point if p.side is s.inputs else s.value)[p.bad][0])
     return (
-        f"a branch of a piecewise function that is taken at the value {value:.4g}, or an index in the backward; "
-        "one entry does not tell which: check more inputs with values like that one"
+        f"a branch of a piecewise function that is taken at the value {value:.4g}, or an index in the "
+        "backward; one entry does not tell which: check more inputs with values like that one"
     )
 
 
