@@ -27,7 +27,7 @@ from covector.checks.second import backward_of, given_cotangents, random_cotange
 from covector.checks.state import quiet, unchanged
 from covector.checks.table import run_checks
 from covector.checks.unchecked import not_by, not_of
-from covector.diagnose.diagnosis import diagnosed
+from covector.diagnose.diagnosis import diagnosed, with_cuts
 from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -39,7 +39,7 @@ from covector.errors import (
     warn,
 )
 from covector.evidence.cuts import Cut, held_at
-from covector.evidence.evidence import evidence_of
+from covector.evidence.evidence import NO_DERIVATIVE, Evidence, evidence_of
 from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
@@ -311,7 +311,7 @@ def gradgradcheck(
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
             again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            return _refuted(_without_backward(caller, first, again.text()), raise_exception)
+            return _refuted(_without_backward(caller, first, options, again.text()), raise_exception)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -464,7 +464,7 @@ def _without_comparison(
     )
 
 
-def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
+def _without_backward(caller: Caller, first: Problem, options: Options, again: str) -> Report:
     """The report on a function of which no output has a graph, so that there is no backward to check."""
     found = Finding(
         "no derivative",
@@ -472,6 +472,7 @@ def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
         "no output requires grad, so there is no backward whose derivative could be checked",
         advice="The function detaches its result, or runs under no_grad.",
     )
+    found = with_cuts(found, Evidence(CheckRun(first, options), found, NO_DERIVATIVE))
     names = tuple(first.input_names), tuple(first.output_names)
     how = "nothing could be compared"
     return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)

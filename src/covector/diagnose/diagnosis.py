@@ -10,6 +10,7 @@ from covector.diagnose.case import Case
 from covector.diagnose.facts import facts, right_parts
 from covector.diagnose.raised import located
 from covector.diagnose.rules import table
+from covector.diagnose.rules.inputs import shown
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
@@ -53,6 +54,16 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
     with forgiving():
         found = replace(found, facts=(*found.facts, *facts(case)))
     return replace(found, advice=UNKNOWN)
+
+
+def with_cuts(found: Finding, evidence: Evidence) -> Finding:
+    """A finding on outputs without a graph, with the lines at which it is left in place of a guess."""
+    cuts = evidence.cuts
+    lines = () if cuts is None else (*cuts.lines, *cuts.exits)
+    if not lines:
+        return found
+    text = shown(lines)
+    return replace(found, advice=f"{text[0].upper()}{text[1:]}.")
 
 
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:

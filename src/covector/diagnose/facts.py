@@ -74,11 +74,11 @@ def facts(case: Case) -> tuple[str, ...]:
 
 def _custom_functions(case: Case) -> tuple[str, ...]:
     """The few custom Functions inside of what was checked, each of which can be checked alone."""
-    asked, inside = case.evidence.run.problem.asked.caller, case.evidence.custom_functions
-    if not 0 < len(inside) <= _FEW_FUNCTIONS or getattr(asked.function, "__self__", None) in inside:
+    inside = case.evidence.functions_inside
+    if not 0 < len(inside) <= _FEW_FUNCTIONS:
         return ()
     named = listed([f"`{one.__name__}`{_line(one)}" for one in inside])
-    alone = f"{asked.verb}({inside[0].__name__}.apply, ...)"
+    alone = f"{case.evidence.run.problem.caller.verb}({inside[0].__name__}.apply, ...)"
     if len(inside) == 1:
         return (f"The only custom Function on the way is {named}: check it alone, covector.{alone}.",)
     return (f"The custom Functions on the way are {named}: check each alone, as by covector.{alone}.",)

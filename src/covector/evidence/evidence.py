@@ -290,14 +290,14 @@ class Evidence:
         return None
 
     @lazy
-    def custom_functions(self) -> tuple[Any, ...]:
-        """Every `torch.autograd.Function` in Python that the derivative goes through."""
-        return tuple(graph.custom_functions(self.run.problem.graph_outputs))
-
-    @property
     def has_custom_function(self) -> bool:
         """Whether the derivative is computed by a `torch.autograd.Function` of the user's."""
-        return bool(self.custom_functions)
+        return bool(graph.custom_functions(self.run.problem.graph_outputs))
+
+    @lazy
+    def functions_inside(self) -> tuple[Any, ...]:
+        """Each `torch.autograd.Function` of the user's, if it is not all that the derivative goes through."""
+        return tuple(graph.functions_inside(self.run.problem.graph_outputs))
 
     def _attempt(self) -> AbstractContextManager[None]:
         """An experiment; one that raises is no surprise if the derivative did so in the check."""

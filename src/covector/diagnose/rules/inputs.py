@@ -35,7 +35,7 @@ def cut(case: Case) -> Iterator[Observation]:
         agree = "are zero too" if case.evidence.mode == NO_DERIVATIVE else "agree with reverse mode"
         tested = f"; with what is cut held constant, differences {agree}" if known else ""
         look = "" if len(lines) == 1 else _INTENDED
-        yield Observation(f"{_shown(lines)}{tested}", 0.98 if known else 0.7, look=look)
+        yield Observation(f"{shown(lines)}{tested}", 0.98 if known else 0.7, look=look)
 
 
 def saved(case: Case) -> Iterator[Observation]:
@@ -57,7 +57,8 @@ def _lost(case: Case) -> tuple[tuple[Cut, ...], bool | None]:
     return ((), None) if known is False else (lines, known)
 
 
-def _shown(lines: Sequence[Cut]) -> str:
+def shown(lines: Sequence[Cut]) -> str:
+    """The first lines at which a derivative is lost, and how many more there are."""
     more = f" (and at {len(lines) - _LINES} other lines)" if len(lines) > _LINES else ""
     return f"{'; '.join(map(str, lines[:_LINES]))}{more}"
 
