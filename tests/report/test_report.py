@@ -72,7 +72,7 @@ reverse mode disagrees with central differences
   1 of 9 entries differ.
   possible: the gradient is wrong at `x[1]` only, in one entry of the Jacobian; it is -0.667 x the
       numeric one there
-    look at: a branch of a piecewise function that is taken at the value 1, or an index in the
+    look at: a branch of a piecewise function that is taken at the value -1, or an index in the
         backward; one entry does not tell which: check more inputs with values like that one
 reproduce:
   import torch, covector

@@ -287,4 +287,4 @@ def _offsets(s: Suspect) -> str:
         return ""
     said = [f"by {size * v:.4g} at {n} entries" for v, n in zip(values.tolist(), counts, strict=True) if v]
     right = [f"; the other {n} are right" for v, n in zip(values.tolist(), counts, strict=True) if not v]
-    return f"{listed(said)}{''.join(right)}"
+    return f"{listed(said)}{''.join(right)}" if said else ""
