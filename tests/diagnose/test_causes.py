@@ -187,3 +187,14 @@ def test_one_entry_of_many_is_possible_too():
     assert worst(ruled(cube, lambda g, x: only(3, 1.1)(cube_pull(g, x))), normal((40,))(0)).diagnoses[
         0
     ].sure == ("possible")
+
+
+def test_axes_that_are_compared_are_said_in_their_order():
+    """An axis of the output stands beside another one of the input."""
+    repeated = ruled(lambda x: x.cumsum(0).expand(3, 5), lambda g, x: (g @ torch.ones(5, 5).double()).sum(0))
+    (found,) = worst(repeated, normal((5,))(0)).diagnoses
+    assert found.rule == "reach"
+    assert found.evidence.startswith(
+        "along dimension 0 of `x`, compared with dimension 1 of `output`, an output depends on elements at "
+        "the same index and at earlier ones; "
+    )

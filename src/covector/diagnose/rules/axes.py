@@ -19,7 +19,7 @@ _RANK = 4
 # Fewer elements than this fit factors too easily; how closely these have to agree.
 _SEVERAL, _CLOSE = 4, 1e-4
 
-_NOT_TRANSPOSED = "is that of a matrix W where W^T belongs, or of W^T where W does: it is not transposed"
+_NOT_TRANSPOSED = "is that of a matrix W where W^T belongs, or of W^T where W belongs"
 
 _EXCEPT = "is right except that"
 
