@@ -204,12 +204,25 @@ def blended(x: Tensor) -> Tensor:
     return (1 - SHARES) * x[:-1] + SHARES * x[1:]
 
 
+def waves(x: Tensor) -> Tensor:
+    """The sines of the first two columns of a sparse matrix."""
+    return x.to_dense()[:, :2].sin()
+
+
+def waves_pull(g: Tensor, x: Tensor) -> Tensor:
+    """Right for every element, of which those of the last column are zero."""
+    return F.pad(g * x.to_dense()[:, :2].cos(), (0, 1))
+
+
 def blended_pull(g: Tensor, shares: Tensor) -> Tensor:
     """Right for the shares of the number after each."""
     return F.pad((1 - shares) * g, (0, 1)) + F.pad(shares * g, (1, 0))
 
 
 SHARES = torch.linspace(0.15, 0.4, 7, dtype=torch.float64)
+
+# The inverse of this order is another one, and it is no shift.
+ORDER = torch.tensor([2, 4, 3, 0, 1])
 MIXING = torch.linspace(0.3, 1.8, 16, dtype=torch.float64).reshape(4, 4)
 KEPT = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [0, 1, 0, 1, 1]]).double()
 KERNEL = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -310,10 +323,25 @@ PLANTED = {
         ruled(lambda x: x.amax(1), lambda g, x: g[:, None].expand(4, 5) / 5),
         TABLE,
     ),
+    "order not undone": Planted(
+        ruled(lambda x: x[ORDER].sin(), lambda g, x: (g * x[ORDER].cos())[ORDER]),
+        ruled(
+            lambda x: x[ORDER].sin(),
+            lambda g, x: ((g * x[ORDER].cos())[ORDER] + (g * x[ORDER].cos())[ORDER.argsort()]) / 2,
+        ),
+        away((5, 3)),
+    ),
     "exchanged": Planted(
         ruled(blended, lambda g, x: blended_pull(g, 1 - SHARES)),
         ruled(blended, lambda g, x: blended_pull(g, 0.9 - SHARES)),
         VECTOR,
+    ),
+    "unspecified": Planted(
+        ruled(waves, lambda g, x: (waves_pull(g, x) * (x.to_dense() != 0)).to_sparse()),
+        ruled(waves, lambda g, x: (waves_pull(g, x) * (1 + MIXING[:3, :3].cos())).to_sparse()),
+        lambda seed: (
+            torch.tensor([[0.4, 0, 1.3], [0, -0.7, 0], [0, 1.1, 0]]).double().to_sparse().requires_grad_(),
+        ),
     ),
     "masked": Planted(
         ruled(lambda x: x.sin().tril(), lambda g, x: g * x.cos()),

@@ -182,11 +182,15 @@ def test_tour(capsys):
     assert "Hessian" in capsys.readouterr().out
 
 
-CHECKS = [covector.check, covector.gradcheck, covector.gradgradcheck, covector.kernelcheck]
+EVERY = [
+    *(getattr(room, name) for room in (covector, covector.functional) for name in room.__all__),
+    covector.sparsity.__wrapped__,
+]
+VERBS = [verb for verb in EVERY if inspect.isfunction(verb) and inspect.signature(verb).parameters]
 
 
-@pytest.mark.parametrize("verb", CHECKS)
-def test_every_parameter_of_a_check_is_explained_where_it_stands(verb):
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb.__module__}.{verb.__name__}")
+def test_every_parameter_is_explained_where_it_stands(verb):
     """Also those that are written down at another verb, and none that it does not take."""
     section = inspect.getdoc(verb).split("Args:\n")[1].split("\n\n")[0]
     explained = re.findall(r"^    (\w+(?:, \w+)*): ", section, re.MULTILINE)

@@ -250,7 +250,17 @@ def test_import_does_not_load_the_checks():
     code = (
         "import covector, sys; print(*sorted({m.split('.')[1] for m in sys.modules if m[:9] == 'covector.'}))"
     )
-    rooms = ["_chart", "_engine", "_images", "_lazy", "_linear", "_tree", "errors", "transforms"]
+    rooms = [
+        "_chart",
+        "_described",
+        "_engine",
+        "_images",
+        "_lazy",
+        "_linear",
+        "_tree",
+        "errors",
+        "transforms",
+    ]
     assert printed(code).split() == rooms
 
 

@@ -65,7 +65,7 @@ TELLS: dict[str, tuple[set[str], str]] = {
     "index": ({"few elements", "boundary", "reach"}, ""),
     "mask": ({"masked"}, ""),
     "hinge": ({"one slice", "masked"}, "zero"),
-    "order": ({"another element", "transposed"}, ""),
+    "order": ({"another element", "transposed", "order not undone"}, ""),
     "turn": ({"transposed"}, ""),
     "halves": ({"displaced"}, ""),
     "kernel": ({"displaced", "flipped window"}, "reverse|backwards"),

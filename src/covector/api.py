@@ -21,11 +21,13 @@ from covector.checks.arguments import (
     module_call,
     require_tangents,
 )
+from covector.checks.dtypes import dtypes_noted
 from covector.checks.run import CheckRun
 from covector.checks.second import backward_of, given_cotangents, random_cotangents
 from covector.checks.state import quiet, unchanged
 from covector.checks.table import run_checks
-from covector.diagnose.diagnosis import diagnosed
+from covector.checks.unchecked import not_by, not_of
+from covector.diagnose.diagnosis import diagnosed, with_cuts
 from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -37,7 +39,7 @@ from covector.errors import (
     warn,
 )
 from covector.evidence.cuts import Cut, held_at
-from covector.evidence.evidence import evidence_of
+from covector.evidence.evidence import NO_DERIVATIVE, Evidence, evidence_of
 from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
@@ -45,7 +47,6 @@ from covector.report.reproduce import Call, reproduction
 from covector.transforms._door import one_tuple_of_inputs, summary
 from covector.transforms._plan import memory_limit
 from covector.verify.finding import Finding, Outcome, failed
-from covector.verify.leaves import is_differentiable
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
@@ -54,6 +55,7 @@ StopGradients: TypeAlias = Literal["fail", "constant"]
 
 
 @one_tuple_of_inputs
+@dtypes_noted
 def check(
     func: Callable[..., Any],
     inputs: Any,
@@ -168,6 +170,7 @@ def check(
 
 @described_by(check)
 @one_tuple_of_inputs
+@dtypes_noted
 def gradcheck(
     func: Callable[..., Any],
     inputs: Any,
@@ -240,6 +243,7 @@ def gradcheck(
 
 @described_by(check)
 @one_tuple_of_inputs
+@dtypes_noted
 def gradgradcheck(
     func: Callable[..., Any],
     inputs: Any,
@@ -307,7 +311,7 @@ def gradgradcheck(
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
             again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            return _refuted(_without_backward(caller, first, again.text()), raise_exception)
+            return _refuted(_without_backward(caller, first, options, again.text()), raise_exception)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -415,14 +419,14 @@ def _report(
     lines = ", ".join(dict.fromkeys(f"{cut.how} at {cut.place}" for cut in held))
     again = None if checked.right else reproduction(call, options, by_name=problem.closes_over)
     chosen = call.extra.keys() & {"argnums", "argnames"}
-    without = "" if chosen or not checked.right else _not_by(problem)
+    without = "" if chosen or not checked.right else not_by(problem)
     return Report(
         (problem if first is None else first).caller.name,
         call.verb,
         findings,
         tuple(problem.input_names),
         tuple(problem.output_names),
-        f"{run.method}; held constant: {lines}" if held else f"{run.method}{without}",
+        (f"{run.method}; held constant: {lines}" if held else f"{run.method}{without}") + not_of(problem),
         options.seed,
         run.runs,
         seconds,
@@ -431,28 +435,6 @@ def _report(
         Source(run, partial(unchanged, call.function), again),
         (run.taylor.table(),) if options.taylor and run.taylor.rates else (),
     )
-
-
-# So many names are listed.
-_FEW = 3
-
-
-def _not_by(problem: Problem) -> str:
-    """By which tensors a derivative was checked, if others do not require grad; else nothing."""
-    if problem.asked is not problem:
-        return ""
-    inputs, given = problem.input_names, problem.arguments.named(problem.caller.function)
-    others = [
-        f"`{name}`"
-        for name, leaf in given.items()
-        if name not in inputs and is_differentiable(leaf) and not leaf.requires_grad
-    ]
-    if not others:
-        return ""
-    by = ", ".join(f"`{name}`" for name in inputs) if len(inputs) <= _FEW else f"{len(inputs)} tensors"
-    require = "does not" if len(others) == 1 else "do not"
-    more = "" if len(others) <= _FEW else f" and {len(others) - _FEW} others"
-    return f"; by {by}, not by {', '.join(others[:_FEW])}{more}, which {require} require grad"
 
 
 def _not_run(error: Exception) -> Finding | None:
@@ -482,7 +464,7 @@ def _without_comparison(
     )
 
 
-def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
+def _without_backward(caller: Caller, first: Problem, options: Options, again: str) -> Report:
     """The report on a function of which no output has a graph, so that there is no backward to check."""
     found = Finding(
         "no derivative",
@@ -490,6 +472,7 @@ def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
         "no output requires grad, so there is no backward whose derivative could be checked",
         advice="The function detaches its result, or runs under no_grad.",
     )
+    found = with_cuts(found, Evidence(CheckRun(first, options), found, NO_DERIVATIVE))
     names = tuple(first.input_names), tuple(first.output_names)
     how = "nothing could be compared"
     return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)

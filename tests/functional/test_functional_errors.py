@@ -50,6 +50,7 @@ MISTAKES = [
     ("a list", lambda f: f.jacobian(lambda x: [x], x), "a tensor or a tuple of tensors"),
     ("a dict", lambda f: f.vjp(lambda x: {"y": x}, x, x), "a tensor or a tuple of tensors"),
     ("nothing", lambda f: f.jvp(lambda x: None, x, x), "got None"),
+    ("a number", lambda f: f.jacobian(lambda x: x.sum().item(), x), "(float). Did it call .item(), or forget to return?"),
     ("a number in a tuple", lambda f: f.jacobian(lambda x: (x, 1.0), x), "output[1]"),
     ("a nested tuple", lambda f: f.jacobian(lambda x: (x, (x,)), x), "output[1]"),
     ("an empty tuple", lambda f: f.jacobian(lambda x: (), x), "empty tuple"),

@@ -70,9 +70,10 @@ reverse mode disagrees with central differences
   entry                  analytic   numeric      error     allowed
   d output[1] / d x[1]   -2         3 +- 1e-09   5.0e+00   > 3.0e-03
   1 of 9 entries differ.
-  likely (1 of 1 wrong entries lie there): the gradient is wrong at `x[1]` only, in one entry of the
-      Jacobian; it is -0.667 x the numeric one there
-    look at: an index in the backward, or an entry that an in-place operation overwrites
+  possible: the gradient is wrong at `x[1]` only, in one entry of the Jacobian; it is -0.667 x the
+      numeric one there
+    look at: a branch of a piecewise function that is taken at the value -1, or an index in the
+        backward; one entry does not tell which: check more inputs with values like that one
 reproduce:
   import torch, covector
   from test_report import cube
@@ -725,6 +726,14 @@ def test_tensors_that_do_not_require_grad_are_named():
     assert "not by `b`, `c`, which do not require grad" in covector.check(scaled, (a, b, b)).how
     for report in (covector.check(scaled, (a, b, b), argnums=0), covector.check(scaled, (a, a, a))):
         assert "require" not in report.how
+
+
+def test_numbers_among_the_outputs_are_named():
+    """They have no graph; integers, such as the place of a maximum, have no derivative either way."""
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    report = covector.check(lambda t: (t * 2, t.sum().item()), x)
+    assert "; not of `output[1]`, a number without a graph, as .item() gives; " in report.how
+    assert "not of" not in covector.check(lambda t: (t * 2, t.argmax(), 3), x).how
 
 
 class Terminal(io.StringIO):

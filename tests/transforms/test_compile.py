@@ -647,6 +647,14 @@ def test_options():
         covector.compile(energy, fallback="loop")
     with pytest.raises(ArgumentTypeError, match="backend must be"):
         covector.compile(energy, backend=3)
+    with pytest.raises(
+        ArgumentValueError, match=r"one of inductor, replay, .* got 'reply'. Did you mean 'replay'"
+    ):
+        covector.compile(energy, backend="reply")
+    with pytest.raises(ArgumentValueError, match="backend must be") as raised:
+        covector.compile(energy, backend="zzz")
+    assert "TESTING" not in str(raised.value)
+    assert "mean" not in str(raised.value)
     with pytest.raises(ArgumentTypeError, match="arguments must be dense tensors"):
         replay(energy)(x.to_sparse())
     with pytest.raises(ArgumentTypeError, match="arguments must be dense tensors"):

@@ -42,6 +42,7 @@ def constant(x):
 MISTAKES = [
     ("not callable", lambda t: t.grad(3)(x), ArgumentTypeError, "grad: the first argument must be a function, got 3 (int). Write grad(f)(x), not grad(f(x))."),
     ("class of a Function", lambda t: t.grad(Doubled)(x), ArgumentTypeError, "grad: got Doubled, a subclass of autograd.Function. Pass Doubled.apply."),
+    ("class of a Module", lambda t: t.grad(torch.nn.ReLU)(x), ArgumentTypeError, "grad: got ReLU, a subclass of nn.Module. Pass ReLU(...), a module of that class."),
     ("vector output, sparse", lambda t: covector.sparse_hessian(identity)(x), OutputError, "or use sparse_jacobian for the whole Jacobian"),
     ("not callable vjp", lambda t: t.vjp(x, x), ArgumentTypeError, "vjp: the first argument must be a function"),
     ("no arguments", lambda t: t.grad(total)(), ArgumentValueError, "argnums=0 is out of range: the call has 0 positional arguments"),

@@ -213,6 +213,14 @@ def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
     return list(dict.fromkeys(custom for custom in found if custom not in (None, WithoutNumbers)))
 
 
+def functions_inside(outputs: Sequence[Tensor]) -> list[Any]:
+    """The custom Functions behind these outputs; none if one of them is all that is there."""
+    found = custom_functions(outputs)
+    every = [node for node in nodes(*outputs) if type(node) is not _LeafNode]
+    alone = len(found) == 1 and all(hasattr(type(node), "_forward_cls") for node in every)
+    return [] if alone else found
+
+
 def once_on_the_way(output: Tensor, variables: Sequence[Tensor]) -> bool:
     """Whether a backward that is marked `once_differentiable` stands between the output and a variable."""
     marked = [

@@ -18,6 +18,9 @@ NO_BATCHING_RULE = re.compile("There is a performance drop")
 # Said of a tensor that is made from memory which others own.
 NOT_WRITABLE = "The given NumPy array is not writable"
 
+# Said by a product of matrices, a convolution, or a recurrent layer.
+_MIXED = re.compile(r"have the same dtype|type .* should be the same|expected scalar type \w+ but found")
+
 # What torch says when it does not have an operation for sparse tensors, or the derivative of any.
 _LACKING = {
     r"Could not run '([^']+)' with arguments from the '((?:Sparse|Mkldnn)\w+)' backend": r"\1 on \2 tensors",
@@ -117,6 +120,11 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether the memory did not suffice."""
     texts = ("can't allocate memory", "out of memory")
     return isinstance(error, MemoryError) or any(text in text_of(error) for text in texts)
+
+
+def mixes_dtypes(error: Exception) -> bool:
+    """Whether an operation was given tensors of different dtypes."""
+    return _MIXED.search(text_of(error)) is not None
 
 
 def is_unsorted(error: Exception) -> bool:

@@ -10,10 +10,11 @@ from covector.diagnose.case import Case
 from covector.diagnose.facts import facts, right_parts
 from covector.diagnose.raised import located
 from covector.diagnose.rules import table
+from covector.diagnose.rules.inputs import shown
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
-from covector.evidence.evidence import Evidence
+from covector.evidence.evidence import NO_DERIVATIVE, Evidence
 from covector.verify.finding import Diagnosis, Finding
 
 # How many diagnoses are shown, and how sure the others have to be in comparison with the first.
@@ -44,6 +45,8 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
         return found
     case = Case(evidence)
     found = replace(found, diagnoses=diagnoses(case))
+    if found.diagnoses and evidence.mode == NO_DERIVATIVE:
+        found = replace(found, advice="")  # which says what may be the matter where no line is known
     with forgiving():
         found = replace(found, facts=right_parts(case))
     if not found.mismatches or found.diagnoses or found.advice:
@@ -53,11 +56,21 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
     return replace(found, advice=UNKNOWN)
 
 
+def with_cuts(found: Finding, evidence: Evidence) -> Finding:
+    """A finding on outputs without a graph, with the lines at which it is left in place of a guess."""
+    cuts = evidence.cuts
+    lines = () if cuts is None else (*cuts.lines, *cuts.exits)
+    if not lines:
+        return found
+    text = shown(lines)
+    return replace(found, advice=f"{text[0].upper()}{text[1:]}.")
+
+
 def diagnoses(case: Case) -> tuple[Diagnosis, ...]:
     """What the rules see, surest first; what another rule explains better is left out."""
     rules = [rule for rule in table.RULES if case.evidence.steady or not rule.steady]
     seen = _seen([rule for rule in rules if rule.alone], case)
-    if not seen:
+    if not seen and case.evidence.mode != NO_DERIVATIVE:
         able = [
             rule for rule in rules if not rule.alone and (not rule.entries or case.evidence.has_wrong_entries)
         ]
@@ -147,6 +160,8 @@ def _tested(rule: Rule, group: list[Observation], case: Case) -> str:
     accounted = {one.where: _accounted(one, wrong) for one in group}
     mine, every = sum(accounted.values()), sum(wrong.values())
     if rule.places:
+        if every == 1:
+            return ""  # wherever one entry lies, all of them lie there
         return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
     return f"explains {mine} of {every} wrong entries{case.in_a_sample}"
 

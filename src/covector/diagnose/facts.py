@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import unwrap
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +32,9 @@ _FEW_VALUES = 4
 
 # So many indices along an axis are told one by one.
 _FEW_INDICES = 4
+
+# So many custom Functions are named.
+_FEW_FUNCTIONS = 3
 
 # So many entries are looked at before all of them are.
 _FEW = 64
@@ -62,7 +68,26 @@ def facts(case: Case) -> tuple[str, ...]:
     both = case.evidence.jacobians
     if both is None:
         return ()
-    return tuple(fact for suspect in case.suspects for fact in _facts(suspect, both))
+    inside = _custom_functions(case)
+    return (*inside, *(fact for suspect in case.suspects for fact in _facts(suspect, both)))
+
+
+def _custom_functions(case: Case) -> tuple[str, ...]:
+    """The few custom Functions inside of what was checked, each of which can be checked alone."""
+    inside = case.evidence.functions_inside
+    if not 0 < len(inside) <= _FEW_FUNCTIONS:
+        return ()
+    named = listed([f"`{one.__name__}`{_line(one)}" for one in inside])
+    alone = f"{case.evidence.run.problem.caller.verb}({inside[0].__name__}.apply, ...)"
+    if len(inside) == 1:
+        return (f"The only custom Function on the way is {named}: check it alone, covector.{alone}.",)
+    return (f"The custom Functions on the way are {named}: check each alone, as by covector.{alone}.",)
+
+
+def _line(function: Any) -> str:
+    """Where the backward of a custom Function is defined, if that is known."""
+    code = getattr(unwrap(function.backward), "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ _SEVERAL = 3
 _CALLS = 4
 
 _REVERSE, _FORWARD = "reverse mode", "forward mode"
+
+# Of a function without a graph, whose derivatives are all zero then.
+NO_DERIVATIVE = "no derivative"
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,18 @@ class Evidence:
         with self._attempt():
             return self.run.reverse.pulled_coordinates
         return None
+
+    @lazy
+    def unspecified(self) -> Tensor:
+        """The coordinates of sparse inputs that the gradient of a random cotangent leaves out."""
+        left_out: list[int] = []
+        if self.mode == _REVERSE and self.run.problem.inputs.sparse_layouts:
+            with self._attempt():
+                pairs = zip(self.run.problem.inputs.places, self.run.reverse.pulled, strict=True)
+                left_out = [
+                    i for place, value in pairs if value is not None for i in place.unspecified(value)
+                ]
+        return torch.tensor(left_out, dtype=torch.int64)
 
     @lazy
     def cotangent_is_ignored(self) -> bool:
@@ -199,7 +215,7 @@ class Evidence:
     def cuts(self) -> Cuts | None:
         """Where the function takes tensors out of the graph, by one more run; None in forward mode."""
         problem = self.run.problem
-        if self.mode != _REVERSE:
+        if self.mode == _FORWARD:
             return None
         with self._attempt(), GradMode(enabled=True):
             return traced(lambda: problem.call(problem.variables), through_backwards=self.is_second_order)
@@ -278,6 +294,11 @@ class Evidence:
         """Whether the derivative is computed by a `torch.autograd.Function` of the user's."""
         return bool(graph.custom_functions(self.run.problem.graph_outputs))
 
+    @lazy
+    def functions_inside(self) -> tuple[Any, ...]:
+        """Each `torch.autograd.Function` of the user's, if it is not all that the derivative goes through."""
+        return tuple(graph.functions_inside(self.run.problem.graph_outputs))
+
     def _attempt(self) -> AbstractContextManager[None]:
         """An experiment; one that raises is no surprise if the derivative did so in the check."""
         return forgiving() if self.run.raised is None else suppress(Exception)
@@ -307,7 +328,7 @@ def _mode(found: Finding, findings: Sequence[Finding]) -> str:
     """The mode that a finding is about, if it is one to be explained."""
     if found.outcome not in (Outcome.FAILED, Outcome.INCONCLUSIVE):
         return ""
-    if found.check in (_REVERSE, _FORWARD):
+    if found.check in (_REVERSE, _FORWARD, NO_DERIVATIVE):
         return found.check
     right = any(f.check == _REVERSE and f.outcome is Outcome.PASSED for f in findings)
     return _REVERSE if found.check == "linearity" and right else ""

@@ -19,7 +19,7 @@ from covector.errors import (
     OutputError,
     StrictError,
 )
-from covector.transforms._door import called, check_dense, summary
+from covector.transforms._door import called, check_dense, hint_on_numbers, summary
 
 Tensors = list[Tensor]
 
@@ -147,9 +147,8 @@ def _evaluation(caller: Caller, returned: Any) -> Evaluation:
     if isinstance(returned, Tensor):
         return Evaluation([returned], LEAF, [], None)
     if not isinstance(returned, tuple):
-        raise OutputError(
-            f"{caller}: the function must return a tensor or a tuple of tensors, got {summary(returned)}."
-        )
+        what = f"the function must return a tensor or a tuple of tensors, got {summary(returned)}."
+        raise OutputError(f"{caller}: {what} {hint_on_numbers(returned)}".rstrip())
     for position, output in enumerate(returned):
         if not isinstance(output, Tensor):
             raise OutputError(

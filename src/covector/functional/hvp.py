@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from covector._described import described_by
 from covector._engine.compiled import eager_alone
 from covector._engine.reverse import Recording
 from covector.functional._door import check_reached, open_call, vector
@@ -46,12 +47,23 @@ def hvp(
 
 
 @eager_alone
+@described_by(hvp)
 def vhp(
     func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:
     """The value of `func` at the inputs, and v^T H, without the matrix.
 
-    It takes, gives and raises what `hvp` does: H is symmetric, so that v^T H and H v are the same.
+    H is symmetric, so that v^T H and H v, which `hvp` gives, are the same.
+
+    Args:
+        v: like `inputs`; may be left out if that is one real element, and is then 1.
+
+    Returns:
+        `(output, product)`: `output` as `func` returns it, `product` like `inputs`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, OutputError: the call, or the function, cannot work.
+        StrictError, UnsupportedError: as `hvp`.
 
     Example:
         >>> import torch, covector

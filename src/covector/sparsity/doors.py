@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from covector._described import described_by
 from covector._engine.compiled import outside_graphs
 from covector._tree import Argnames, Argnums
 from covector.sparsity.derivative import Hessian, Jacobian
@@ -78,6 +79,7 @@ def jacobian_plan(
 
 
 @outside_graphs
+@described_by(jacobian_plan)
 def hessian_plan(
     func: Callable[..., Any],
     *args: Any,
@@ -93,9 +95,13 @@ def hessian_plan(
     """What it takes to compute a sparse Hessian at any point: its pattern, found once, and a star colouring
     of it.
 
-    Takes what `jacobian_plan` takes; `func` returns one real scalar. A Hessian is symmetric, so that an
-    entry has to be read off once for both triangles; often this needs fewer products than there are entries
-    in a row.
+    A Hessian is symmetric, so that an entry has to be read off once for both triangles; often this needs
+    fewer products than there are entries in a row.
+
+    Args:
+        func: takes trees, returns one real scalar.
+        pattern: a matrix (torch, SciPy, NumPy, `SparsityPattern`) that is not zero where the Hessian may be;
+            None to detect it.
 
     Returns:
         A `SparsePlan`, as `jacobian_plan` does; `plan(x)` is the Hessian.
@@ -116,6 +122,7 @@ def hessian_plan(
 
 
 @outside_graphs
+@described_by(jacobian_plan)
 def sparse_jacobian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -132,8 +139,11 @@ def sparse_jacobian(
     """The Jacobian of a function as a sparse matrix.
 
     At the first call the pattern is detected and coloured; later calls with arguments of the same structure
-    use the plan again, which is there as `plan`. Takes what `jacobian_plan` takes, and an `executor` by which
-    the products are computed (`SparsePlan.with_executor`).
+    use the plan again, which is there as `plan`.
+
+    Args:
+        executor: a `concurrent.futures.Executor` by which the products are computed; see
+            `SparsePlan.with_executor`.
 
     Returns:
         A function whose result is a sparse matrix with a row for each element of the output and a column for
@@ -151,6 +161,7 @@ def sparse_jacobian(
 
 
 @outside_graphs
+@described_by(hessian_plan)
 def sparse_hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -166,8 +177,15 @@ def sparse_hessian(
     """The Hessian of a scalar function as a sparse matrix.
 
     At the first call the pattern is detected and coloured; later calls with arguments of the same structure
-    use the plan again, which is there as `plan`. Takes what `hessian_plan` takes, and an `executor` by which
-    the products are computed (`SparsePlan.with_executor`).
+    use the plan again, which is there as `plan`.
+
+    Args:
+        executor: a `concurrent.futures.Executor` by which the products are computed; see
+            `SparsePlan.with_executor`.
+
+    Returns:
+        A function whose result is a sparse matrix with a row and a column for each element of the input; of
+        trees, a tree of such blocks.
 
     Example:
         >>> import torch, covector

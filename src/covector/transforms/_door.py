@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Module
 
 from covector._chart import is_strided
 from covector._engine import messages
@@ -97,11 +98,16 @@ def _instead(verb: str) -> str:
     return f"Write {verb}(f)(x), not {verb}(f, x)."
 
 
+# Classes that are no functions, how they are written, and what is passed instead.
+_CLASSES = ((Function, "autograd.Function", ".apply"), (Module, "nn.Module", "(...), a module of that class"))
+
+
 def refuse_class(verb: str, function: Any) -> None:
-    """Refuse a custom Function itself, where its `apply` is meant."""
-    if isinstance(function, type) and issubclass(function, Function):
-        name = function.__name__
-        raise ArgumentTypeError(f"{verb}: got {name}, a subclass of autograd.Function. Pass {name}.apply.")
+    """Refuse the class of a custom Function, or of a module, where its `apply` or an instance is meant."""
+    for kind, written, instead in _CLASSES:
+        if isinstance(function, type) and issubclass(function, kind):
+            name = function.__name__
+            raise ArgumentTypeError(f"{verb}: got {name}, a subclass of {written}. Pass {name}{instead}.")
 
 
 def check_batching(verb: str, chunk_size: Any, randomness: Any) -> None:
@@ -285,9 +291,12 @@ def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
 
 def _hint_on_scalars(returned: Any) -> str:
     """What may be the matter with a function that does not return one tensor."""
-    if returned is None or isinstance(returned, int | float | complex):
-        return _LOST
-    return "To return more than the value, use has_aux=True."
+    return hint_on_numbers(returned) or "To return more than the value, use has_aux=True."
+
+
+def hint_on_numbers(returned: Any) -> str:
+    """What may be the matter with a function that returns a number, or nothing, where a tensor should be."""
+    return _LOST if returned is None or isinstance(returned, int | float | complex) else ""
 
 
 # What gives the Jacobian of a function that is not scalar, in place of these.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -157,9 +158,13 @@ def compile(
             "compile: backend must be 'inductor', 'replay' or a backend of torch.compile, got "
             f"{summary(backend)}."
         )
-    known = ("inductor", "replay", *torch.compiler.list_backends(exclude_tags=()))
-    if isinstance(backend, str) and backend not in known:
-        raise ArgumentValueError(f"compile: backend must be one of {', '.join(known)}, got {backend!r}.")
+    every = ("replay", *torch.compiler.list_backends(exclude_tags=()))
+    if isinstance(backend, str) and backend not in every:
+        named = dict.fromkeys(("inductor", "replay", *torch.compiler.list_backends()))  # not those for tests
+        near = "".join(f" Did you mean {name!r}?" for name in get_close_matches(backend, every, 1))
+        raise ArgumentValueError(
+            f"compile: backend must be one of {', '.join(named)}, got {backend!r}.{near}"
+        )
     return Compiled(caller, backend, fallback, differentiable)
 
 

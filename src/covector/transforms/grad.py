@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from covector._described import described_by
 from covector._engine.compiled import eager_alone, named_after
 from covector._engine.reverse import record
 from covector._tree import Argnames, Argnums, Evaluation
@@ -58,6 +59,7 @@ def grad(
 
 
 @eager_alone
+@described_by(grad)
 def grad_and_value(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -67,8 +69,15 @@ def grad_and_value(
 ) -> Callable[..., Any]:
     """The gradient of a scalar function together with its value.
 
-    Takes what `grad` takes. The result is `(gradient, value)`, or `(gradient, (value, aux))` with
-    `has_aux`.
+    Args:
+        has_aux: `func` returns `(scalar, aux)`; the result is then `(gradient, (value, aux))`.
+
+    Returns:
+        A function whose result is `(gradient, value)`; the gradient is that of `grad`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: the selection, or what it selects, cannot work.
+        OutputError: `func` did not return a real scalar.
 
     Example:
         >>> import torch, covector

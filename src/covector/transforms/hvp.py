@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from covector._described import described_by
 from covector._engine.compiled import eager_alone
 from covector._tree import Evaluation
 from covector.errors import Caller
@@ -43,10 +44,21 @@ def hvp(func: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool 
 
 
 @eager_alone
+@described_by(hvp)
 def vhp(func: Callable[..., Any], primals: Any, cotangents: Any, *, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a scalar function at the primals, and v^T H for one cotangent v.
 
-    It takes and gives what `hvp` does: H is symmetric, so that v^T H and H v are the same tuple.
+    H is symmetric, so that v^T H and H v, which `hvp` gives, are the same tuple.
+
+    Args:
+        cotangents: a tuple like `primals`.
+
+    Returns:
+        `(value, product)`, or `(value, product, aux)`; `product` is a tuple like `primals`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: primals and cotangents do not fit each other.
+        OutputError: `func` did not return a real scalar.
 
     Example:
         >>> import torch, covector

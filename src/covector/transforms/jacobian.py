@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from covector._described import described_by
 from covector._engine.compiled import eager_alone
 from covector._tree import Argnames, Argnums
 from covector.transforms._derive import planned
@@ -93,6 +94,7 @@ def jacobian(
 
 
 @eager_alone
+@described_by(jacobian)
 def value_and_jacobian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -109,8 +111,15 @@ def value_and_jacobian(
 ) -> Callable[..., Any]:
     """The value of a function together with its Jacobian, from the same run.
 
-    Takes what `jacobian` takes but `out`. The result is `(value, jacobian)`, or `(value, jacobian, aux)` with
-    `has_aux`.
+    Args:
+        has_aux: `func` returns `(output, aux)`; the result is then `(value, jacobian, aux)`.
+
+    Returns:
+        A function whose result is `(value, jacobian)`; the Jacobian is that of `jacobian`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, OutputError: as `jacobian`.
+        BudgetError, SendError, WorkerError: as `jacobian`.
 
     Example:
         >>> import torch, covector

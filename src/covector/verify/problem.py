@@ -238,6 +238,12 @@ class Problem:
         names = leaf_paths(self._returned[0] if single else self._returned, "output")
         return [names[i] for i in self.kept]
 
+    @property
+    def numbers_returned(self) -> list[str]:
+        """The names of outputs that are floating-point or complex numbers, and no tensors."""
+        names = leaf_paths(self._returned, "output")
+        return [f"`{names[i]}`" for i, leaf in enumerate(self._leaves) if isinstance(leaf, float | complex)]
+
     @lazy
     def input_names(self) -> list[str]:
         """How a person would write each input."""

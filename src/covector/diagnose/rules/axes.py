@@ -19,7 +19,9 @@ _RANK = 4
 # Fewer elements than this fit factors too easily; how closely these have to agree.
 _SEVERAL, _CLOSE = 4, 1e-4
 
-_NOT_TRANSPOSED = "a matrix in it is not transposed (W instead of W^T, or W^T instead of W)"
+_NOT_TRANSPOSED = "is that of a matrix W where W^T belongs, or of W^T where W belongs"
+
+_EXCEPT = "is right except that"
 
 # A displacement by more than this is not looked for.
 _FARTHEST = 4
@@ -31,9 +33,9 @@ def transposed(case: Case) -> Iterator[Observation]:
         if not s.support.any():
             continue
         if text := _transposed(s):
-            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.95, s.where)
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.95, s.where)
         elif text := _between_factors(s):
-            yield Observation(f"the {case.noun} for {{where}} is right except that {text}", 0.9, s.where)
+            yield Observation(f"the {case.noun} for {{where}} {text}", 0.9, s.where)
         elif text := _symmetrised(s):
             yield Observation(f"the {case.noun} for {{where}} {text}", 0.94, s.where, _BOTH_SIDES)
         elif text := _pattern(s):
@@ -104,9 +106,9 @@ def _pairs(s: Suspect) -> Iterator[tuple[int, int, str]]:
         if not _exchangeable(s, i, j):
             continue
         if j < split:
-            yield i, j, f"dimensions {i} and {j} of the cotangent of {s.outputs.name} are exchanged"
+            yield i, j, f"{_EXCEPT} dimensions {i} and {j} of the cotangent of {s.outputs.name} are exchanged"
         elif i >= split:
-            yield i, j, f"it is transposed (dimensions {i - split} and {j - split})"
+            yield i, j, f"{_EXCEPT} it is transposed (dimensions {i - split} and {j - split})"
         else:
             yield i, j, _NOT_TRANSPOSED
 
@@ -124,8 +126,10 @@ def _transposed(s: Suspect) -> str:
     known = (s.inputs.is_whole and s.outputs.is_whole) or s.inputs.has_indices_of(s.outputs)
     if square and known and s.explains(s.numeric.T):
         if int(s.support.sum(1).max()) == 1:
-            return "elements that are rearranged are rearranged once more, instead of being put back"
-        return "the Jacobian is transposed (J where J^T belongs)"
+            return (
+                f"{_EXCEPT} elements that are rearranged are rearranged once more, instead of being put back"
+            )
+        return f"{_EXCEPT} the Jacobian is transposed (J where J^T belongs)"
     return ""
 
 
@@ -147,7 +151,7 @@ def _permuted(s: Suspect) -> str:
                 continue
             every = [*range(first), *axes, *range(first + rank, shaped.dim())]
             if s.explains(shaped.permute(every).reshape(s.numeric.shape)):
-                return f"the dimensions of {what} stand in another order: {order} of the right one"
+                return f"{_EXCEPT} the dimensions of {what} stand in another order: {order} of the right one"
     return ""
 
 

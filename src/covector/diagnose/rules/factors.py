@@ -252,7 +252,7 @@ def constant(case: Case) -> Iterator[Observation]:
                 break
         else:
             if text := _offsets(s):
-                text = f"{case.rule} is off for {{where}} by {text}{case.in_a_sample}"
+                text = f"{case.rule} is off for {{where}} {text}{case.in_a_sample}"
                 yield Observation(
                     text, 0.75, s.where, "a constant in the derivative, as the target of a loss"
                 )
@@ -285,6 +285,6 @@ def _offsets(s: Suspect) -> str:
     counts = group.bincount().tolist()
     if len(values) > _FEW or min(counts) < _MANY or len(clustered(numeric / numeric.abs().max())[0]) <= _FEW:
         return ""
-    said = [f"{size * v:.4g} at {n}" for v, n in zip(values.tolist(), counts, strict=True) if v]
-    right = [f"nothing at {n}" for v, n in zip(values.tolist(), counts, strict=True) if not v]
-    return f"{listed([*said, *right])} entries"
+    said = [f"by {size * v:.4g} at {n} entries" for v, n in zip(values.tolist(), counts, strict=True) if v]
+    right = [f"; the other {n} are right" for v, n in zip(values.tolist(), counts, strict=True) if not v]
+    return f"{listed(said)}{''.join(right)}" if said else ""

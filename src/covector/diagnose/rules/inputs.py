@@ -11,6 +11,7 @@ from covector.diagnose.case import Case
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Side, Suspect, listed
 from covector.evidence.cuts import Cut
+from covector.evidence.evidence import NO_DERIVATIVE
 
 # How many lines at which a derivative is lost are shown.
 _LINES = 3
@@ -31,9 +32,10 @@ def cut(case: Case) -> Iterator[Observation]:
     """The derivative is lost on the way, at lines that are known."""
     lines, known = _lost(case)
     if lines and not any(line.is_saved for line in lines):
-        tested = "; with what is cut held constant, differences agree with reverse mode" if known else ""
+        agree = "are zero too" if case.evidence.mode == NO_DERIVATIVE else "agree with reverse mode"
+        tested = f"; with what is cut held constant, differences {agree}" if known else ""
         look = "" if len(lines) == 1 else _INTENDED
-        yield Observation(f"{_shown(lines)}{tested}", 0.98 if known else 0.7, look=look)
+        yield Observation(f"{shown(lines)}{tested}", 0.98 if known else 0.7, look=look)
 
 
 def saved(case: Case) -> Iterator[Observation]:
@@ -55,7 +57,8 @@ def _lost(case: Case) -> tuple[tuple[Cut, ...], bool | None]:
     return ((), None) if known is False else (lines, known)
 
 
-def _shown(lines: Sequence[Cut]) -> str:
+def shown(lines: Sequence[Cut]) -> str:
+    """The first lines at which a derivative is lost, and how many more there are."""
     more = f" (and at {len(lines) - _LINES} other lines)" if len(lines) > _LINES else ""
     return f"{'; '.join(map(str, lines[:_LINES]))}{more}"
 

@@ -18,6 +18,20 @@ _FEW = 3
 _EITHER_SIDE = 2
 
 
+def unspecified(case: Case) -> Iterator[Observation]:
+    """Every wrong entry is by an element that the gradient, which is sparse, leaves out."""
+    left_out = case.evidence.unspecified
+    wrong = [s.inputs.coordinates[s.bad.any(0)] for s in case.suspects]
+    if not left_out.numel() or not all(bool(torch.isin(some, left_out).all()) for some in wrong):
+        return
+    for s in case.suspects:
+        text = (
+            f"the {case.noun} for {{where}} is masked: it does not specify the elements by which entries are "
+            "wrong, and is right at those that it specifies"
+        )
+        yield Observation(text, 0.98, s.where)
+
+
 def masked(case: Case) -> Iterator[Observation]:
     """Elements that no output depends on get a gradient; where others are wrong too, their place tells."""
     for s in case.suspects:

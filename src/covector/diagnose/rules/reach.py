@@ -23,7 +23,7 @@ _LEAST = 3
 def reach(case: Case) -> Iterator[Observation]:
     """Outputs depend on some indices of an axis, and the gradient on more of them, or on fewer."""
     for s in case.suspects:
-        for axes in _pairs(s):
+        for axes in pairs_of_axes(s):
             true, got = axes.pattern(s.support), axes.pattern(s.nonzero)
             differ = true != got
             if not bool(differ.any()) or bool((got & ~true).any()) == bool((true & ~got).any()):
@@ -49,7 +49,7 @@ def reach(case: Case) -> Iterator[Observation]:
 
 def _windows(s: Suspect) -> str:
     """Outputs depend on a window that begins, moves or is spaced in another way than the gradient assumes."""
-    for axes in _pairs(s, alike=False):
+    for axes in pairs_of_axes(s, alike=False):
         true, got = (axes.window(axes.pattern(entries)) for entries in (s.support, s.nonzero))
         if true and got and true != got:
             return (
@@ -61,7 +61,7 @@ def _windows(s: Suspect) -> str:
 
 def between(s: Suspect, entries: Tensor) -> str:
     """Between which indices of an output and of the input these entries stand, if those are a band."""
-    for axes in _pairs(s):
+    for axes in pairs_of_axes(s):
         found = axes.reach(axes.pattern(entries))
         if found not in ("", _ALL, _ITSELF):
             return f"along {axes.name(s)}, between an output and elements of {s.inputs.name} {found}"
@@ -72,7 +72,7 @@ _ALL, _ITSELF = "at every index", "at the same index"
 
 
 @dataclass(frozen=True)
-class _Axes:
+class Axes:
     """An axis of the output and one of the input, along which indices can be compared."""
 
     output: int
@@ -94,7 +94,8 @@ class _Axes:
         """The axes in words."""
         if self.output == self.input:
             return f"dimension {self.input}"
-        return f"dimension {self.input} of {s.inputs.name} and {self.output} of {s.outputs.name}"
+        beside = f"compared with dimension {self.output} of {s.outputs.name}"
+        return f"dimension {self.input} of {s.inputs.name}, {beside}"
 
     def reach(self, pattern: Tensor) -> str:
         """To which indices an output reaches, if it is a band or groups; nothing for other patterns.
@@ -135,7 +136,7 @@ class _Axes:
         return ""
 
 
-def _pairs(s: Suspect, *, alike: bool = True) -> Iterator[_Axes]:
+def pairs_of_axes(s: Suspect, *, alike: bool = True) -> Iterator[Axes]:
     """Axes with the same indices, those at the same place first, and axes of nearly the same length.
 
     If they need not be alike, all axes at the same place.
@@ -149,7 +150,7 @@ def _pairs(s: Suspect, *, alike: bool = True) -> Iterator[_Axes]:
         whole = s.outputs.is_whole and s.inputs.is_whole
         fit = torch.equal(rows, columns) or (out == into and (whole or not alike))
         if fit and min(rows.numel(), columns.numel()) >= _LEAST:
-            yield _Axes(out, into, rows, _numbers(s.outputs, out), columns, _numbers(s.inputs, into))
+            yield Axes(out, into, rows, _numbers(s.outputs, out), columns, _numbers(s.inputs, into))
 
 
 def _numbers(side: Side, axis: int) -> Tensor:

@@ -21,6 +21,9 @@ _SLICES = ("row", "column")
 # More wrong elements than this are not told one by one.
 _FEW = 3
 
+# One wrong entry shows neither a value that several have nor a place.
+_ONE_ENTRY = 0.45
+
 
 # Of an element with so many wrong entries, several outputs depend on it: as on a maximum. Otherwise so many
 # extreme elements, each of a group, are no chance.
@@ -89,11 +92,22 @@ def few_elements(case: Case) -> Iterator[Observation]:
         if len(p.wrong) > _FEW or int(p.right.sum()) < 2 * len(p.wrong):
             continue
         names = listed([_named(p.side, index) for index in p.wrong])
-        single = ", in one entry of the Jacobian" if int(s.bad.sum()) == 1 else ""
+        alone = int(s.bad.sum()) == 1
+        single = ", in one entry of the Jacobian" if alone else ""
         right = f", and right at {int(p.right.sum())} others{case.in_a_sample}" if case.is_sampled else ""
         only = "" if case.is_sampled else " only"
         text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
-        yield Observation(text, 0.85 if len(p.wrong) == 1 else 0.7, s.where)
+        confidence = _ONE_ENTRY if alone else 0.85 if len(p.wrong) == 1 else 0.7
+        yield Observation(text, confidence, s.where, _value_or_index(s, p) if alone else "")
+
+
+def _value_or_index(s: Suspect, p: _Elements) -> str:
+    """What one wrong entry may come from: the value of that element, or its place."""
+    value = float((s.point if p.side is s.inputs else s.value)[p.bad][0])
+    return (
+        f"a branch of a piecewise function that is taken at the value {value:.4g}, or an index in the "
+        "backward; one entry does not tell which: check more inputs with values like that one"
+    )
 
 
 def extremes(case: Case) -> Iterator[Observation]:

@@ -15,6 +15,7 @@ from covector.diagnose.rules import (
     function,
     inputs,
     masks,
+    order,
     places,
     reach,
     regions,
@@ -183,7 +184,7 @@ _EXACT = (
         "a transpose that is missing or one too many; of a filter by FFT, a conjugate",
         _rules(
             "swapped inputs, another input, broadcast, conjugate, wrong way, wrong side, flipped window, "
-            "displaced"
+            "displaced, order not undone"
         ),
     ),
     Rule(
@@ -191,6 +192,13 @@ _EXACT = (
         axes.displaced,
         "the right numbers in the wrong places: shifted, or reversed",
         "an index that is off by one; a roll or flip that is not undone, or in the same direction",
+    ),
+    Rule(
+        "order not undone",
+        order.not_undone,
+        "elements are put in another order, as by x[perm], and the gradient in that order once more",
+        "the inverse of that order, as in grad_output[perm.argsort()], or a scatter to the same indices",
+        _rules("displaced, sign, factor, swapped inputs, another input"),
     ),
     Rule(
         "wrong way",
@@ -210,7 +218,7 @@ _EXACT = (
         places.another_element,
         "each output takes one element, as in a maximum or a sort, and the gradient goes to another one",
         "the index that `forward` chose, which `backward` has to use, or the order that it has to undo",
-        ("displaced", "transposed"),
+        ("displaced", "transposed", "order not undone"),
     ),
     Rule(
         "exchanged",
@@ -219,7 +227,7 @@ _EXACT = (
         "the order of the weights of an interpolation, of the terms of a sum, or of the indices",
         _rules(
             "sign, factor, transposed, displaced, flipped window, another element, swapped inputs, "
-            "another input, few elements"
+            "another input, few elements, order not undone"
         ),
     ),
     Rule(
@@ -250,6 +258,14 @@ _EXACT = (
         "a .real, or a cast from complex to real",
     ),
     Rule(
+        "unspecified",
+        masks.unspecified,
+        "the gradient of a sparse input leaves out the elements by which entries are wrong",
+        "`masked=True`, if only the elements that the input specifies are variables; otherwise give the "
+        "gradient of every element",
+        alone=True,
+    ),
+    Rule(
         "masked",
         masks.masked,
         "the gradient is not zero at elements that no output depends on, and right at the others",
@@ -271,7 +287,10 @@ _EXACT = (
         masks.another,
         "the gradient is zero at some elements where it should not be, not zero at others where it should be",
         "a mask that `backward` computes again: save the mask of `forward`, or its seed",
-        ("another element", "displaced", "transposed", "swapped inputs", "another input", "overwritten"),
+        _rules(
+            "another element, displaced, transposed, swapped inputs, another input, overwritten, "
+            "order not undone"
+        ),
     ),
     Rule(
         "drawn again",
@@ -291,7 +310,7 @@ _EXACT = (
             "wrong way, normalisation, wrong axis, masked, zero, transposed, displaced, broadcast, "
             "flipped window, another element, overwritten, swapped inputs, another input, swapped "
             "outputs, cotangent ignored, constant, inverted mask, another mask, real part, one slice, "
-            "diagonal of the Jacobian"
+            "diagonal of the Jacobian, order not undone"
         ),
         places=True,
     ),
