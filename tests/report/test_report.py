@@ -734,6 +734,9 @@ def test_numbers_among_the_outputs_are_named():
     report = covector.check(lambda t: (t * 2, t.sum().item()), x)
     assert "; not of `output[1]`, a number without a graph, as .item() gives; " in report.how
     assert "not of" not in covector.check(lambda t: (t * 2, t.argmax(), 3), x).how
+    assert (
+        "; not of `output[1]`, which has no graph; " in covector.check(lambda t: (t, t.cos().detach()), x).how
+    )
 
 
 class Terminal(io.StringIO):
@@ -1053,3 +1056,39 @@ def test_a_line_of_a_report() -> None:
     )
     assert "is 2, numeric 4" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("function", "point"),
+    [
+        (torch.log, [1e-5, 2e-4, 1.0, 3.0]),
+        (lambda x: (x * 1e6).sin(), [1e-7, -3e-7, 2e-7]),
+        (lambda x: x * 1.0, [1e150, -2e150, 3e149]),
+        (lambda x: (x - 0.5).abs(), [0.5 + 1e-7, 0.5 - 1e-8, 2.0]),
+    ],
+    ids=["log", "a short wave", "large numbers", "kinks nearby"],
+)
+def test_entries_that_are_known_too_little_do_not_count_as_right(function, point) -> None:
+    """All of the diagonal is off by a hundredth, of which single differences do not show everything."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(function(leaf), leaf, g)
+            return 1.01 * gradient
+
+    report = covector.check(Wrong.apply, torch.tensor(point, dtype=torch.float64, requires_grad=True))
+    text = str(report)
+    assert report.outcome == "failed"
+    assert f"of {len(point) ** 2} entries differ" in text
+    assert report.worst.count == len(point) or "At least" in text
+    assert " only" not in text
+    assert "right at" not in text

@@ -157,6 +157,37 @@ def test_a_backward_that_asks_whether_its_cotangent_requires_grad_passes(fast: b
     assert passes(ruled(torch.sin, pull), leaves((5,))(), fast_mode=fast)
 
 
+def doubled_if(odd: Callable[[Tensor], bool], factor: float = 1.5) -> Callable[..., Tensor]:
+    """Twice the input, with a backward that is off by a factor for some cotangents."""
+    return ruled(lambda x: 2 * x, lambda g, x: 2 * g * (factor if odd(g) else 1.0))
+
+
+@both_modes
+def test_ones_in_a_memory_of_their_own_may_be_treated_wrongly(fast: bool) -> None:
+    """They are sent expanded, as the gradient of a sum is."""
+    x = leaves((5,))()
+    own = doubled_if(lambda g: g.is_contiguous() and bool((g == 1).all()))
+    assert passes(own, x, fast_mode=fast)
+    assert not passes(doubled_if(lambda g: bool((g == 1).all())), x, fast_mode=fast)
+
+
+def test_in_fast_mode_cotangents_of_the_last_row_alone_may_be_treated_wrongly() -> None:
+    """Rows one by one show it."""
+    x = leaves((8, 5))()
+    last = doubled_if(lambda g: bool((g[:-1] == 0).all()) and bool((g[-1] != 0).any()))
+    assert passes(last, x, fast_mode=True)
+    assert not passes(last, x)
+
+
+@both_modes
+def test_an_output_without_a_graph_beside_others_is_not_looked_at(fast: bool) -> None:
+    """As in torch: it may be meant that way. The report says so."""
+    x = leaves((3,))()[0]
+    report = covector.check(lambda x: (x.sin(), x.cos().detach()), x, fast_mode=fast)
+    assert report
+    assert "not of `output[1]`, which has no graph" in report.how
+
+
 @both_modes
 def test_a_backward_that_refuses_a_transposed_cotangent_passes(fast: bool) -> None:
     """It raises where it cannot be used; what takes such a cotangent and gives wrong numbers fails."""

@@ -1,4 +1,4 @@
-"""What a check says nothing of: tensors that do not require grad, and outputs that are no tensors."""
+"""What a check says nothing of: tensors that do not require grad, and outputs that have no graph."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ def not_by(problem: Problem) -> str:
 
 
 def not_of(problem: Problem) -> str:
-    """Which outputs are numbers of Python's, which have no graph; else nothing."""
-    if problem.asked is not problem or not (named := problem.numbers_returned):
+    """Which outputs have no graph, where others have one, or are numbers of Python's; else nothing."""
+    if problem.asked is not problem:
         return ""
-    what = "a number without a graph" if len(named) == 1 else "numbers without a graph"
-    return f"; not of {', '.join(named[:_FEW])}, {what}, as .item() gives"
+    text = ""
+    if named := problem.graphless:
+        text += f"; not of {', '.join(named[:_FEW])}, which {'has' if len(named) == 1 else 'have'} no graph"
+    if named := problem.numbers_returned:
+        what = "a number without a graph" if len(named) == 1 else "numbers without a graph"
+        text += f"; not of {', '.join(named[:_FEW])}, {what}, as .item() gives"
+    return text

@@ -62,14 +62,17 @@ class Case:
 
     @lazy
     def is_sampled(self) -> bool:
-        """Whether the rules see some entries of the Jacobians only."""
+        """Whether the rules see some entries of the Jacobians only, or know some too little."""
         jacobians = self.evidence.jacobians
-        return jacobians is not None and not jacobians.whole
+        return jacobians is not None and not (jacobians.whole and not bool(jacobians.doubtful.any()))
 
     @property
     def in_a_sample(self) -> str:
         """The words for it, if the rules see some entries only."""
-        return " in a sample" if self.is_sampled else ""
+        jacobians = self.evidence.jacobians
+        if jacobians is None or not self.is_sampled:
+            return ""
+        return " as far as is known" if jacobians.whole else " in a sample"
 
     @lazy
     def multiples(self) -> dict[str, Multiple]:

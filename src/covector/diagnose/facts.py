@@ -45,8 +45,9 @@ def right_parts(case: Case) -> tuple[str, ...]:
     both = case.evidence.jacobians if case.evidence.has_wrong_entries else None
     if both is None:
         return ()
-    inputs = _right(both.inputs, both.bad.any(0), both.columns)
-    outputs = _right(both.outputs, both.bad.any(1), both.rows)
+    wrong = both.bad | both.doubtful
+    inputs = _right(both.inputs, wrong.any(0), both.columns)
+    outputs = _right(both.outputs, wrong.any(1), both.rows)
     sides = [f"with respect to {listed(inputs)}"] if inputs else []
     sides += [f"of {listed(outputs)}"] if outputs else []
     seen = "" if both.whole else " in the sample that was examined"
@@ -91,13 +92,18 @@ def _line(function: Any) -> str:
 
 
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
-    # Where entries are is known only if all of them were looked at.
-    complete = both.whole or (s.inputs.is_whole and s.outputs.is_whole)
+    # Where entries are is known only if all of them were looked at, and are known well enough.
+    certain = not bool(both.doubtful.any())
+    whole = both.whole or (s.inputs.is_whole and s.outputs.is_whole)
+    complete = whole and certain
     places = (_places(s), _exceptions(s)) if complete else ()
     found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
-        count, sample = int(s.bad.sum()), "" if complete else " in a sample"
+        count, sample = (
+            int(s.bad.sum()),
+            "" if complete else " as far as is known" if whole else " in a sample",
+        )
         what = f"{count} wrong entries{sample}" if count > 1 else f"One wrong entry{sample}"
         yield f"{what}{where}: {'; '.join(found)}."
 

@@ -244,6 +244,13 @@ class Problem:
         names = leaf_paths(self._returned, "output")
         return [f"`{names[i]}`" for i, leaf in enumerate(self._leaves) if isinstance(leaf, float | complex)]
 
+    @property
+    def graphless(self) -> list[str]:
+        """The names of differentiable outputs that have no graph, where others have one."""
+        names = leaf_paths(self._returned, "output")
+        leaves = enumerate(self._leaves) if self.differentiable else ()
+        return [f"`{names[i]}`" for i, leaf in leaves if is_differentiable(leaf) and i not in self.kept]
+
     @lazy
     def input_names(self) -> list[str]:
         """How a person would write each input."""

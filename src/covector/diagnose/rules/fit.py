@@ -10,6 +10,9 @@ from covector.diagnose.suspects import Suspect
 # A factor this close to a number is that number.
 NEAR = 1e-5
 
+# A factor is that of the entries whose numeric value is known to this share of itself, if there are any.
+_SHARP = 1e-3
+
 # The factors that most mistakes have.
 _SIMPLE = (-1.0, 2.0, 0.5)
 
@@ -32,7 +35,9 @@ def ratio(suspect: Suspect, where: Tensor | None = None) -> float | None:
     mask = suspect.support if where is None else suspect.support & where
     if not mask.any() or (where is not None and bool((where & ~suspect.support).any())):
         return None
-    factor = float((analytic[mask] * numeric[mask]).sum() / (numeric[mask] ** 2).sum())
+    sharp = mask & (suspect.bound <= _SHARP * numeric.abs())
+    of = sharp if sharp.any() else mask
+    factor = float((analytic[of] * numeric[of]).sum() / (numeric[of] ** 2).sum())
     if where is None:
         fits = [c for c in (rounded(factor), factor) if suspect.explains(c * numeric, noise=max(1.0, abs(c)))]
         return fits[0] if fits else None
