@@ -1058,13 +1058,6 @@ MISTAKES = {
         ArgumentValueError,
         "share memory",
     ),
-    "strides that are too short": (
-        torch.sin,
-        (torch.arange(6, dtype=DOUBLE).as_strided((4, 3), (1, 1)).requires_grad_(),),
-        {},
-        ArgumentValueError,
-        "share memory",
-    ),
     "numbers that are nowhere": (
         torch.sin,
         (torch.ones(3, device="meta", requires_grad=True),),

@@ -214,6 +214,13 @@ def test_a_leaf_cannot_be_changed_in_place():
             library.gradcheck(twice_in_place, leaf, raise_exception=False)
 
 
+def test_strides_that_are_too_short_are_refused() -> None:
+    """Where torch finds a derivative wrong, since one number cannot be moved alone."""
+    x = torch.arange(6, dtype=torch.float64).as_strided((4, 3), (1, 1)).requires_grad_()
+    with pytest.raises(covector.errors.ArgumentValueError, match=r"share memory .* Pass its .contiguous\(\)"):
+        covector.gradcheck(torch.sin, x)
+
+
 def test_strides_that_cross_without_meeting() -> None:
     """No two elements of this one share memory, though neither stride is longer than the other axis."""
     x = torch.arange(12, dtype=torch.float64).as_strided((2, 3), (3, 2)).requires_grad_()

@@ -515,7 +515,7 @@ def test_an_unsupported_layout_names_the_supported_ones():
     from covector._chart import SUPPORTED, refusal
 
     class Odd:
-        is_nested, layout = False, "torch.odd"
+        is_nested, is_meta, layout = False, False, "torch.odd"
 
     assert SUPPORTED == "strided, mkldnn, sparse_coo, sparse_csr, sparse_csc, sparse_bsr, sparse_bsc"
     assert f"has layout torch.odd, which is not supported (supported are {SUPPORTED})" in refusal(Odd())

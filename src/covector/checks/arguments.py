@@ -112,8 +112,8 @@ def arguments_of(
             raise ArgumentTypeError(f"{caller}: {arguments.paths(caller.function)[position]} {reason}")
         if overlaps(tensor):
             raise ArgumentValueError(
-                f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (as of "
-                "an expanded tensor), so one cannot be moved without the others. Pass its .contiguous()."
+                f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (a "
+                "stride is 0 or too short), so one cannot be moved without the others. Pass its .contiguous()."
             )
     return arguments
 
