@@ -113,7 +113,8 @@ def arguments_of(
         if overlaps(tensor):
             raise ArgumentValueError(
                 f"{caller}: elements of {arguments.paths(caller.function)[position]} share memory (a "
-                "stride is 0 or too short), so one cannot be moved without the others. Pass its .contiguous()."
+                "stride is 0 or too short), so one cannot be moved without the others. Pass its "
+                ".contiguous()."
             )
     return arguments
 
