@@ -59,8 +59,9 @@ def stem_of(text: str) -> str:
     """The name of a page, without its ending, for a test or a case: no other one has the same."""
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
     short = stem[-120:].lstrip("-.")
-    plain = re.fullmatch(r"[\w./]+(::[\w.]+)*", text, re.ASCII) and short == stem
-    return short if plain else f"{short}-{zlib.crc32(text.encode(errors='backslashreplace')):08x}"
+    usual = re.fullmatch(r"[\w./]+(::[\w.]+)*", text, re.ASCII) is not None
+    whole = short == text.replace("::", "-").replace("/", "-")
+    return short if usual and whole else f"{short}-{zlib.crc32(text.encode(errors='backslashreplace')):08x}"
 
 
 def write_page(folder: Path, name: str, report: Report, of: str) -> None:

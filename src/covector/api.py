@@ -238,7 +238,7 @@ def gradcheck(
     if done.right or not raise_exception:  # a report takes as long to write as a small check to make
         return done.right
     call = Call("gradcheck", func, as_tuple(inputs), extra=_written(held))
-    return _refuted(_report(done, call, held=held), raise_exception)
+    raise _refutation(_report(done, call, held=held))
 
 
 @described_by(check)
@@ -310,8 +310,10 @@ def gradgradcheck(
     with unchanged(func) as device:
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
+            if not raise_exception:
+                return False
             again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            return _refuted(_without_backward(caller, first, options, again.text()), raise_exception)
+            raise _refutation(_without_backward(caller, first, options, again.text()))
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -334,7 +336,7 @@ def gradgradcheck(
                 raise
             again = reproduction(call, options, by_name=first.closes_over)
             report = _without_comparison(caller, first, again.text(), found, error)
-    return _refuted(report, raise_exception)
+    raise _refutation(report)
 
 
 def _held(
@@ -478,9 +480,9 @@ def _without_backward(caller: Caller, first: Problem, options: Options, again: s
     return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)
 
 
-def _refuted(report: Report, raise_exception: bool) -> Literal[False]:
-    __tracebackhide__ = True
-    if raise_exception:
-        error = UnsteadyOutputError if isinstance(report.cause, ShapeChange) else GradcheckError
-        raise error(str(report), report) from report.cause
-    return False
+def _refutation(report: Report) -> GradcheckError:
+    """What a check that did not pass raises."""
+    kind = UnsteadyOutputError if isinstance(report.cause, ShapeChange) else GradcheckError
+    error = kind(str(report), report)
+    error.__cause__ = report.cause
+    return error

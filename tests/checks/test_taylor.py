@@ -240,6 +240,14 @@ def test_a_function_that_is_all_noise_is_not_passed():
     assert found(covector.check(rough, randn(3), taylor=True)).outcome is not Outcome.PASSED
 
 
+@pytest.mark.parametrize("value", [0.0, 1e4, 1e6])
+def test_a_kink_at_the_point_of_a_large_function(value):
+    """Noise ends the ladder early, and what is left of it shows two slopes."""
+    x = torch.tensor([0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    assert covector.check(lambda x: x.abs() + value, x, kinks="pass", taylor=True)
+    assert covector.check(lambda x: x.abs() + value, x, taylor=True).outcome == "failed"
+
+
 NEAR_KINKS = torch.cat([torch.linspace(1e-9, 1e-6, 50), torch.linspace(-2, 2, 450)]).double()
 
 

@@ -425,6 +425,22 @@ def test_the_page_on_ci(tmp_path, monkeypatch):
     assert (tmp_path / "derivatives" / "cases" / "index.html").exists()
 
 
+def test_pages_of_cases_in_several_folders_do_not_meet():
+    """A path may be written in several ways, and each way is another case."""
+    names = (
+        "a.py::f",
+        "./a.py::f",
+        "../a.py::f",
+        "/a.py::f",
+        "a//b.py::f",
+        "a/b.py::f",
+        "a.b.py::f",
+        "a-b.py::f",
+    )
+    assert len({stem_of(name) for name in names}) == len(names)
+    assert stem_of("a/b.py::f") == "a-b.py-f"
+
+
 def test_cases_do_not_meet(tmp_path, monkeypatch):
     """Each has a page of its own, whatever is left of its name in that of a file."""
     monkeypatch.chdir(tmp_path)
@@ -439,7 +455,7 @@ def test_cases_do_not_meet(tmp_path, monkeypatch):
         f"first, {'long' * 50}",
     ]
     cases = "".join(f"covector.case((2,), name={name!r})(torch.sin)\n" for name in names)
-    (tmp_path / "cases.py").write_text(f"import covector, torch\n{cases}")
+    (tmp_path / "cases.py").write_text(f"import covector, torch\n{cases}", encoding="utf-8")
     assert cli.main(["check", "cases.py", "--jobs", "1", "--html", "pages", "--json", "found.json"]) == 0
     pages = {
         result["page"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from holes.table import Hole, Table, leaves
+from holes.table import Hole, Table, leaves, ruled
 
 HOLES: list[Hole] = []
 
@@ -94,6 +94,12 @@ def scaled(size: float) -> Callable[[float], Callable[..., Any]]:
 for _dtype, _size in ((torch.float16, 3000.0), (torch.float32, 1e36), (torch.float64, 1e306)):
     for _count in (1, 4):
         large.pair(f"{_dtype}, {_count} numbers", scaled(_size), leaves((_count,), dtype=_dtype))
+for _count in (1, 4):
+    large.wrong(
+        f"infinite for cotangents above ten, {_count} numbers",
+        ruled(lambda x: x.sin(), lambda g, x: torch.where(g.abs() > 10, torch.inf, g * x.cos())),
+        leaves((_count,)),
+    )
 for _dtype, _at in ((torch.float16, 8.5), (torch.float32, 85.0), (torch.float64, 707.0)):
     large.right(
         f"exp in {_dtype}",

@@ -348,7 +348,9 @@ def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
 
 def test_saved_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
     """What is saved while cases run is what an interruption leaves; the last one says that it is whole."""
-    (tmp_path / "cases.py").write_text(textwrap.dedent(MANY_CASES).replace("range(40)", "range(1, 3)"))
+    (tmp_path / "cases.py").write_text(
+        textwrap.dedent(MANY_CASES).replace("range(40)", "range(1, 3)"), encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_OFTEN", 0.0)
     saved = []

@@ -246,15 +246,42 @@ def test_a_function_is_looked_at_for_wrong_rules_once() -> None:
     assert wrong not in forward._meet_right_rules
 
 
-def test_a_function_behind_derivatives_is_looked_at_once() -> None:
-    """A derivative is made anew for each call; what is remembered is the function that it is made from."""
+class InvertedInBackward(torch.autograd.Function):
+    """The sum, with a backward whose forward rule is wrong in torch, and is right if it is looked at."""
 
-    def right(x: Tensor) -> Tensor:
-        return x.sin().sum()
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.tril().matmul(x.tril().mT).sum()
 
-    x = POINTS[0]
-    covector.jvp(covector.grad(right), (x,), (x,))
-    assert right in forward._meet_right_rules
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * torch.cholesky_inverse(x.sin().tril())
+
+    @staticmethod
+    def jvp(ctx, t: Tensor) -> Tensor:
+        return t.sum()
+
+
+def test_a_derivative_is_looked_at_though_its_function_was() -> None:
+    """A backward may call what its function does not."""
+    x, function = POINTS + torch.eye(3, dtype=torch.float64), InvertedInBackward.apply
+    u = torch.ones_like(x)
+
+    def expected(x: Tensor) -> Tensor:
+        lower = x.sin().tril()
+        return torch.linalg.inv(lower @ lower.mT)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForwardModeWarning)
+        covector.jvp(function, (x,), (u,))
+        _, got = covector.jvp(covector.grad(function), (x,), (u,))
+    torch.testing.assert_close(got, torch.func.jvp(expected, (x,), (u,))[1])
 
 
 # Whose backward solves with factors, in one way each.

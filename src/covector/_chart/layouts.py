@@ -86,9 +86,11 @@ def overlaps(tensor: Tensor) -> bool:
     numbers = values_of(tensor)
     if not is_strided(numbers) or numbers.is_contiguous():
         return False
-    reached = 0
-    axes = zip(numbers.stride(), numbers.shape, strict=True)
-    for stride, size in sorted((stride, size) for stride, size in axes if size > 1):
+    reached, axes = 0, zip(numbers.stride(), numbers.shape, strict=True)
+    long = sorted((stride, size) for stride, size in axes if size > 1)
+    if numbers.numel() > 1 + sum(stride * (size - 1) for stride, size in long):
+        return True  # more elements than places
+    for stride, size in long:
         if stride <= reached:  # a step along this axis may come back to what the shorter ones have reached
             return _meets_itself(numbers)
         reached += (size - 1) * stride
@@ -97,9 +99,9 @@ def overlaps(tensor: Tensor) -> bool:
 
 def _meets_itself(numbers: Tensor) -> bool:
     """Whether two elements have one place in memory."""
-    places = torch.zeros((), dtype=torch.int64)
+    places = torch.zeros((), dtype=torch.int64, device="cpu")  # whatever the default device is
     for stride, size in zip(numbers.stride(), numbers.shape, strict=True):
-        places = places[..., None] + stride * torch.arange(size)
+        places = places[..., None] + stride * torch.arange(size, device="cpu")
     return places.unique().numel() < places.numel()
 
 

@@ -94,7 +94,7 @@ _with_more: set[int] = set()
 def _writes_of_simple(function: FunctionType, tensors: list[Captured], depth: int) -> Writes | None:
     """What a function writes that has only libraries, such functions, and tensors from outside; else None.
 
-    The search finds the same and takes twice as long. It goes no deeper than three functions, one in another.
+    The search finds the same, more slowly. Functions that are nested deeper than three are left to it.
     """
     if function.__closure__:
         return None

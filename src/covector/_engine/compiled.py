@@ -22,7 +22,6 @@ from covector._engine.exported import below_autograd
 from covector._engine.versions import NEEDED_BY_DYNAMO, is_there
 
 __all__ = [
-    "behind",
     "eager_alone",
     "held",
     "is_exporting",
@@ -65,13 +64,6 @@ def is_transform(function: Any) -> bool:
     """Whether a function was made by one of our verbs."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return id(code) in _transforms
-
-
-def behind(function: Any) -> Any:
-    """The caller's function that this one was made from, if verbs made it; else itself."""
-    while is_transform(function) and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
 
 
 def eager_alone(function: F) -> F:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from covector._chart import is_strided, overlaps
 from covector._engine import levels
-from covector._engine.compiled import behind
 from covector._engine.graph import written_out
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
@@ -60,10 +59,9 @@ def push(
     """J u: run the function on these leaves, the chosen ones moving along the tangents.
 
     Not `recorded`, the result is not to be differentiated again, and no rule is put in place of a wrong one:
-    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when
-    it, or a derivative of it, was first pushed is not looked at again: it costs as much as small operations.
+    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when it
+    was first pushed is not looked at again, since that costs as much as a small operation.
     """
-    function = behind(function)
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))

@@ -210,7 +210,7 @@ def nodes(*tensors: Tensor) -> Iterable[Any]:
 def custom_functions(outputs: Sequence[Tensor]) -> list[Any]:
     """The custom Functions behind these outputs, each once."""
     found = (getattr(type(node), "_forward_cls", None) for node in nodes(*outputs))
-    return list(dict.fromkeys(custom for custom in found if custom not in (None, WithoutNumbers)))
+    return list(dict.fromkeys(custom for custom in found if custom not in (None, WithoutNumbers, Constant)))
 
 
 def functions_inside(outputs: Sequence[Tensor]) -> list[Any]:
@@ -264,6 +264,11 @@ def is_forward(code: CodeType) -> bool:
 def is_backward(code: CodeType) -> bool:
     """Whether this is the code by which torch runs the backward of a custom Function."""
     return code is BackwardCFunction.apply.__code__
+
+
+def derivative_of(custom: Any) -> Any:
+    """The function that a custom Function says its derivative by."""
+    return unwrap(custom.backward if custom.vjp is Function.vjp else custom.vjp)
 
 
 def functions_without(rule: str, outputs: Sequence[Tensor]) -> list[str]:

@@ -75,8 +75,9 @@ _ORDER = 6
 # What a Taylor polynomial adds to phi(0), from the step and the move that was really made.
 Model = Callable[[float, np.ndarray], float]
 
-# Two slopes that are seen down to this step are those of the point, not of a kink beside it.
-_AT_THE_POINT = 2.0**-36
+# Two slopes that are seen down to this step, or to a few times the one at which rounding hides them, are the
+# point's own, not those of a kink beside it.
+_AT_THE_POINT, _NEXT = 2.0**-36, 4.0
 
 # Noise of so many rounding errors is that of a function with kinks or steps.
 _ROUGH = 2.0**10
@@ -430,7 +431,10 @@ def _excluded(run: CheckRun, rate: Rate) -> bool:
 
 def _kink(taylor: Taylor, rate: Rate, gradient: np.ndarray, kinks: str) -> Finding | None:
     """What is said of a function that has two slopes here: none of them is right on both sides."""
-    slopes = taylor.sides(rate, gradient) if _smallest(rate.rungs)[-1].step <= _AT_THE_POINT else []
+    slopes = taylor.sides(rate, gradient)
+    steepest, smallest = max(map(abs, slopes), default=0.0), _smallest(rate.rungs)[-1].step
+    if smallest > max(_AT_THE_POINT, _NEXT * _ABOVE * taylor.rounding / steepest if steepest else 0.0):
+        return None  # it lies beside the point: smaller steps would show it, and do not
     if len(slopes) < 2 or abs(slopes[0] - slopes[1]) <= 0.5 * max(map(abs, slopes)):
         return None
     text = "the function is not differentiable at this point: along this direction it has two slopes"

@@ -62,17 +62,15 @@ class Case:
 
     @lazy
     def is_sampled(self) -> bool:
-        """Whether the rules see some entries of the Jacobians only, or know some too little."""
+        """Whether the rules see some entries of the Jacobians only."""
         jacobians = self.evidence.jacobians
-        return jacobians is not None and not (jacobians.whole and not bool(jacobians.doubtful.any()))
+        return jacobians is not None and not jacobians.whole
 
     @property
-    def in_a_sample(self) -> str:
-        """The words for it, if the rules see some entries only."""
+    def coverage(self) -> str:
+        """The words for it, if the rules see some entries only, or know some too little."""
         jacobians = self.evidence.jacobians
-        if jacobians is None or not self.is_sampled:
-            return ""
-        return " as far as is known" if jacobians.whole else " in a sample"
+        return "" if jacobians is None else jacobians.coverage
 
     @lazy
     def multiples(self) -> dict[str, Multiple]:
@@ -82,10 +80,11 @@ class Case:
 
     def _extent(self, s: Suspect, factor: float) -> str:
         place = s.inputs.parts[0].place
-        if not self.is_sampled or abs(factor) < NEAR:
+        if not self.coverage or abs(factor) < NEAR:
             return "everywhere"
         everywhere = self.evidence.is_multiple(range(place.start, place.stop), factor)
-        return {True: "everywhere", False: "", None: "at every entry of a sample"}[everywhere]
+        known = "at every entry of a sample" if self.is_sampled else "everywhere as far as is known"
+        return {True: "everywhere", False: "", None: known}[everywhere]
 
     def others_over(self, suspect: Suspect, side: Side) -> Iterator[tuple[Tensor, str]]:
         """The name of each other input that can be broadcast over a tensor, and its value at each place."""

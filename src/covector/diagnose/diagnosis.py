@@ -162,8 +162,8 @@ def _tested(rule: Rule, group: list[Observation], case: Case) -> str:
     if rule.places:
         if every == 1:
             return ""  # wherever one entry lies, all of them lie there
-        return f"{mine} of {every} wrong entries{case.in_a_sample} lie there"
-    return f"explains {mine} of {every} wrong entries{case.in_a_sample}"
+        return f"{mine} of {every} wrong entries{case.coverage} lie there"
+    return f"explains {mine} of {every} wrong entries{case.coverage}"
 
 
 def _accounted(found: Observation, wrong: dict[str, int]) -> int:

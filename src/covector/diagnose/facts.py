@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from inspect import unwrap
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,33 +75,23 @@ def _custom_functions(case: Case) -> tuple[str, ...]:
     inside = case.evidence.functions_inside
     if not 0 < len(inside) <= _FEW_FUNCTIONS:
         return ()
-    named = listed([f"`{one.__name__}`{_line(one)}" for one in inside])
-    alone = f"{case.evidence.run.problem.caller.verb}({inside[0].__name__}.apply, ...)"
+    named = listed([f"`{name}`{place}" for name, place in inside])
+    alone = f"{case.evidence.run.problem.caller.verb}({inside[0][0]}.apply, ...)"
     if len(inside) == 1:
         return (f"The only custom Function on the way is {named}: check it alone, covector.{alone}.",)
     return (f"The custom Functions on the way are {named}: check each alone, as by covector.{alone}.",)
 
 
-def _line(function: Any) -> str:
-    """Where the backward of a custom Function is defined, if that is known."""
-    code = getattr(unwrap(function.backward), "__code__", None)
-    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
-
-
 def _facts(s: Suspect, both: Jacobians) -> Iterator[str]:
     # Where entries are is known only if all of them were looked at, and are known well enough.
-    certain = not bool(both.doubtful.any())
-    whole = both.whole or (s.inputs.is_whole and s.outputs.is_whole)
-    complete = whole and certain
-    places = (_places(s), _exceptions(s)) if complete else ()
+    parts_are_whole = s.inputs.is_whole and s.outputs.is_whole and not bool(both.doubtful.any())
+    coverage = "" if parts_are_whole else both.coverage
+    places = () if coverage else (_places(s), _exceptions(s))
     found = [text for text in (*places, _zero(s) or _relation(s), _scaling(s)) if text]
     if found:
         where = f" for {s.where}" if len(both.inputs) > 1 else ""
-        count, sample = (
-            int(s.bad.sum()),
-            "" if complete else " as far as is known" if whole else " in a sample",
-        )
-        what = f"{count} wrong entries{sample}" if count > 1 else f"One wrong entry{sample}"
+        count = int(s.bad.sum())
+        what = f"{count} wrong entries{coverage}" if count > 1 else f"One wrong entry{coverage}"
         yield f"{what}{where}: {'; '.join(found)}."
 
 

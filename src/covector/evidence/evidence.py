@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,9 +296,13 @@ class Evidence:
         return bool(graph.custom_functions(self.run.problem.graph_outputs))
 
     @lazy
-    def functions_inside(self) -> tuple[Any, ...]:
-        """Each `torch.autograd.Function` of the user's, if it is not all that the derivative goes through."""
-        return tuple(graph.functions_inside(self.run.problem.graph_outputs))
+    def functions_inside(self) -> tuple[tuple[str, str], ...]:
+        """Each `torch.autograd.Function` of the user's, if it is not all that the derivative goes through.
+
+        Its name, and where its derivative is defined, if that is known.
+        """
+        inside = graph.functions_inside(self.run.problem.graph_outputs)
+        return tuple((one.__name__, _place(graph.derivative_of(one))) for one in inside)
 
     def _attempt(self) -> AbstractContextManager[None]:
         """An experiment; one that raises is no surprise if the derivative did so in the check."""
@@ -332,3 +337,9 @@ def _mode(found: Finding, findings: Sequence[Finding]) -> str:
         return found.check
     right = any(f.check == _REVERSE and f.outcome is Outcome.PASSED for f in findings)
     return _REVERSE if found.check == "linearity" and right else ""
+
+
+def _place(function: Any) -> str:
+    """The file and line of a function's code, in brackets; nothing if it is not known."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"

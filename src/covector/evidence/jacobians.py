@@ -139,6 +139,13 @@ class Jacobians:
         """Which differ by more than the tolerance, but by less than the numeric side may be off."""
         return ~(self.error <= self.allowed) & ~self.bad & self.numeric.isfinite()
 
+    @lazy
+    def coverage(self) -> str:
+        """The words for what is not known of all entries: they are a sample, or some are known too little."""
+        if not self.whole:
+            return " in a sample"
+        return " as far as is known" if bool(self.doubtful.any()) else ""
+
 
 def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Budget) -> Jacobians:
     """Both Jacobians on the rows and columns that the budget allows, those of the mismatches included."""

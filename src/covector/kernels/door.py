@@ -136,6 +136,7 @@ def kernelcheck(
         >>> covector.kernelcheck(lambda x: x * x.sigmoid(), silu, x, lenses=["layout", "again"])
         True
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     report = check_kernel(
         kernel,
         reference,

@@ -158,7 +158,7 @@ def compile(
             "compile: backend must be 'inductor', 'replay' or a backend of torch.compile, got "
             f"{summary(backend)}."
         )
-    every = ("replay", *torch.compiler.list_backends(exclude_tags=()))
+    every = ("inductor", "replay", *torch.compiler.list_backends(exclude_tags=()))
     if isinstance(backend, str) and backend not in every:
         named = dict.fromkeys(("inductor", "replay", *torch.compiler.list_backends()))  # not those for tests
         near = "".join(f" Did you mean {name!r}?" for name in get_close_matches(backend, every, 1))

@@ -289,6 +289,12 @@ class Problem:
         return max(torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex)
 
     @lazy
+    def largest(self) -> float:
+        """The largest number that everything inside of the function can hold."""
+        dtypes = self._dtypes_inside
+        return float(min(torch.finfo(d).max for d in dtypes if d.is_floating_point or d.is_complex))
+
+    @lazy
     def half_inside(self) -> bool:
         """Whether numbers pass through half precision, which holds few sizes of them."""
         return not _HALF.isdisjoint(self._dtypes_inside)

@@ -19,7 +19,7 @@ from covector.verify.vectors import (
     Cotangent,
     Pieces,
     combined,
-    overflowed,
+    has_infinite,
     products,
     stacked,
     unit,
@@ -115,10 +115,15 @@ class ReverseMap(QuietMap):
     def pulled_coordinates(self) -> Tensor:
         """The same in coordinates, scaled back."""
         numbers = self.scaled_back(self.pulled)
-        if self.random.factor > 1 and overflowed(numbers):
-            self.random = self.random.moderate()
+        if self.random.factor > 1 and has_infinite(numbers):
+            sent, large = self.random, self.pulled
+            self.random = sent.moderate()
             self.pulled = list(self.pull(self.sent))
-            numbers = self.scaled_back(self.pulled)
+            plain = self.scaled_back(self.pulled)
+            if not self._overflows(plain, sent.factor):
+                self.random, self.pulled = sent, large
+            else:
+                numbers = plain
         if not self.problem.inputs.sparse_layouts:  # of those, a check looks at the numbers beyond the mask
             self.pulled = [None if value is None else kind_of(value) for value in self.pulled]
         return numbers
@@ -149,9 +154,14 @@ class ReverseMap(QuietMap):
     def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
         """The pullback of a cotangent, in coordinates and scaled back."""
         pulled = self._over(self._pull_as_sent(cotangent), cotangent.factor)
-        if cotangent.factor > 1 and overflowed(pulled):
-            return self.pulled_as_sent(cotangent._replace(factor=1.0))
+        if cotangent.factor > 1 and has_infinite(pulled):
+            plain = self._over(self._pull_as_sent(cotangent._replace(factor=1.0)), 1.0)
+            return plain if self._overflows(plain, cotangent.factor) else pulled
         return pulled
+
+    def _overflows(self, plain: Tensor, factor: float) -> bool:
+        """Whether a gradient is so large that one that is this many times as large may be no number."""
+        return bool(factor * plain.abs().max() > self.problem.largest**0.5)
 
     def _pull_as_sent(self, cotangent: Cotangent) -> Sequence[Tensor | None]:
         chart = self.problem.outputs

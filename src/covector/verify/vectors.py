@@ -116,8 +116,8 @@ def combined(coefficients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return sums
 
 
-def overflowed(numbers: Tensor) -> bool:
-    """Whether some are infinite, or none at all: of so many that are not, the sum tells without a copy."""
+def has_infinite(numbers: Tensor) -> bool:
+    """Whether some numbers are infinite or NaN. A finite sum rules that out without a copy."""
     return not isfinite(float(numbers.sum())) and not bool(numbers.isfinite().all())
 
 

@@ -252,7 +252,7 @@ def constant(case: Case) -> Iterator[Observation]:
                 break
         else:
             if text := _offsets(s):
-                text = f"{case.rule} is off for {{where}} {text}{case.in_a_sample}"
+                text = f"{case.rule} is off for {{where}} {text}{case.coverage}"
                 yield Observation(
                     text, 0.75, s.where, "a constant in the derivative, as the target of a loss"
                 )

@@ -44,7 +44,7 @@ def masked(case: Case) -> Iterator[Observation]:
             continue
         rest = "it is right" if alone else "it is wrong too, as where they are part of a sum"
         text = (
-            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{case.in_a_sample}"
+            f"no output depends on {count} of {unused.numel()} elements of {s.inputs.name}{case.coverage}"
             f"{place}, and the {case.noun} there is not zero; elsewhere {rest}"
         )
         yield Observation(text, 0.93 if alone else 0.8, s.where, explained=int(s.bad[:, unused].sum()))
@@ -95,7 +95,7 @@ def another(case: Case) -> Iterator[Observation]:
         if not bool(s.exact[:, kept].all()):
             continue
         text = (
-            f"the {case.noun} for {{where}} is zero at {int(lost.sum())} elements{case.in_a_sample} where "
+            f"the {case.noun} for {{where}} is zero at {int(lost.sum())} elements{case.coverage} where "
             f"the numeric one is not, not zero at {int(gained.sum())} where that is, and right at the "
             f"{int(kept.sum())} where neither is: another mask"
         )

@@ -38,7 +38,7 @@ def another_element(case: Case) -> Iterator[Observation]:
             continue
         text = (
             f"each output takes one element of {s.inputs.name}, and the {case.noun} goes to another one"
-            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs{case.in_a_sample}"
+            f"{_which(s, got)}, for {int(wrong.sum())} of {len(kept)} outputs{case.coverage}"
         )
         yield Observation(text, 0.95, s.where)
 

@@ -94,8 +94,8 @@ def few_elements(case: Case) -> Iterator[Observation]:
         names = listed([_named(p.side, index) for index in p.wrong])
         alone = int(s.bad.sum()) == 1
         single = ", in one entry of the Jacobian" if alone else ""
-        right = f", and right at {int(p.right.sum())} others{case.in_a_sample}" if case.is_sampled else ""
-        only = "" if case.is_sampled else " only"
+        right = f", and right at {int(p.right.sum())} others{case.coverage}" if case.coverage else ""
+        only = "" if case.coverage else " only"
         text = f"the {case.noun} is wrong at {names}{only}{single}{right}{manner(s)}"
         confidence = _ONE_ENTRY if alone else 0.85 if len(p.wrong) == 1 else 0.7
         yield Observation(text, confidence, s.where, _value_or_index(s, p) if alone else "")
@@ -138,16 +138,14 @@ def _apart(point: Tensor, p: _Elements) -> bool:
 def _extremes(values: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Where the extreme elements are, of all and along each dimension, and what they are called."""
     every = tuple(range(values.dim()))
-    spans = [(every, "", " element")] + [
-        ((a,), f" along dimension {a}", " elements") for a in every[1:] and every
-    ]
-    for axes, along, noun in spans:
+    spans = [(every, "", "")] + [((a,), f" along dimension {a}", "s") for a in every[1:] and every]
+    for axes, along, plural in spans:
         largest, smallest = (values == pick(values, axes, True) for pick in (torch.amax, torch.amin))
         size = values.abs()
-        yield f"largest{noun}{along}", largest
-        yield f"smallest{noun}{along}", smallest
-        yield f"largest and smallest{noun}{along}", largest | smallest
-        yield f"element{noun[8:]} of the largest size{along}", size == size.amax(axes, True)
+        yield f"largest element{plural}{along}", largest
+        yield f"smallest element{plural}{along}", smallest
+        yield f"largest and smallest element{plural}{along}", largest | smallest
+        yield f"element{plural} of the largest size{along}", size == size.amax(axes, True)
 
 
 def one_slice(case: Case) -> Iterator[Observation]:
@@ -158,7 +156,7 @@ def one_slice(case: Case) -> Iterator[Observation]:
             if not p.exactly(p.index[:, axis] == at):
                 continue
             what = f"{_SLICES[axis]} {at}" if len(p.shape) == 2 else f"index {at} of dimension {axis}"
-            where = f"in {what} of {p.side.name} and right elsewhere{case.in_a_sample}"
+            where = f"in {what} of {p.side.name} and right elsewhere{case.coverage}"
             text = f"the {case.noun} is wrong {where}{manner(s)}"
             yield Observation(text, p.confidence(0.93), s.where)
 
@@ -167,7 +165,7 @@ def diagonal(case: Case) -> Iterator[Observation]:
     """The diagonal of a matrix is wrong."""
     for s, p in _elements(case):
         if len(p.shape) == 2 and len(p.wrong) > 1 and p.exactly(p.index[:, 0] == p.index[:, 1]):
-            where = f"on the diagonal of {p.side.name} and right elsewhere{case.in_a_sample}"
+            where = f"on the diagonal of {p.side.name} and right elsewhere{case.coverage}"
             text = f"the {case.noun} is wrong {where}{manner(s)}"
             yield Observation(text, p.confidence(0.94), s.where)
 
@@ -198,7 +196,7 @@ def boundary(case: Case) -> Iterator[Observation]:
             regions["the boundary"] = ends.any(1)
         for what, region in regions.items():
             if p.exactly(region):
-                where = f"at {what} of {p.side.name} and right inside{case.in_a_sample}"
+                where = f"at {what} of {p.side.name} and right inside{case.coverage}"
                 text = f"the {case.noun} is wrong {where}{manner(s)}"
                 # Two elements may be wrong for what they hold: a reason that says so is named first.
                 yield Observation(text, p.confidence(0.95 if len(p.wrong) > 2 else 0.8), s.where)
@@ -267,7 +265,7 @@ def negative(case: Case) -> Iterator[Observation]:
             return ""
         for what, sign in (("negative", -1), ("positive", 1)):
             if bool((sign * of.wrong > 0).all()) and bool((sign * of.right <= 0).all()):
-                return f"{of.name} is {what} and right elsewhere{case.in_a_sample}"
+                return f"{of.name} is {what} and right elsewhere{case.coverage}"
         return ""
 
     return _first(case, told, lambda of: 0.95 * (1 - 0.5 ** (of.wrong.numel() + of.right.numel() - 1)))
