@@ -179,6 +179,32 @@ def test_in_fast_mode_cotangents_of_the_last_row_alone_may_be_treated_wrongly() 
     assert not passes(last, x)
 
 
+class OffForNegative(torch.autograd.Function):
+    """Twice the input, with a forward rule that is off where all tangents are negative."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        """Nothing is needed."""
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return 2 * g
+
+    @staticmethod
+    def jvp(ctx, t: Tensor) -> Tensor:
+        return 3 * t if bool((t < 0).all()) else 2 * t
+
+
+def test_a_forward_rule_that_is_off_for_tangents_that_nobody_pushed_passes() -> None:
+    """All of them negative, of many numbers; one negative number alone shows it."""
+    assert passes(OffForNegative.apply, leaves((12,))()[0], check_forward_ad=True)
+    assert not passes(OffForNegative.apply, leaves((1,))()[0], check_forward_ad=True)
+
+
 @both_modes
 def test_an_output_without_a_graph_beside_others_is_not_looked_at(fast: bool) -> None:
     """As in torch: it may be meant that way. The report says so."""
