@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from covector._chart import ShapeChange
 from covector._described import described_by
+from covector._engine.levels import GradMode
 from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
 from covector.checks.arguments import (
@@ -22,6 +23,7 @@ from covector.checks.arguments import (
     require_tangents,
 )
 from covector.checks.dtypes import dtypes_noted
+from covector.checks.forgiving import forgiving
 from covector.checks.run import CheckRun
 from covector.checks.second import backward_of, given_cotangents, random_cotangents
 from covector.checks.state import quiet, unchanged
@@ -38,8 +40,8 @@ from covector.errors import (
     UnsteadyOutputError,
     warn,
 )
-from covector.evidence.cuts import Cut, held_at
-from covector.evidence.evidence import NO_DERIVATIVE, Evidence, evidence_of
+from covector.evidence.cuts import Cut, held_at, traced
+from covector.evidence.evidence import evidence_of
 from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
@@ -313,7 +315,7 @@ def gradgradcheck(
             if not raise_exception:
                 return False
             again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            raise _refutation(_without_backward(caller, first, options, again.text()))
+            raise _refutation(_without_backward(caller, first, again.text()))
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -466,7 +468,7 @@ def _without_comparison(
     )
 
 
-def _without_backward(caller: Caller, first: Problem, options: Options, again: str) -> Report:
+def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
     """The report on a function of which no output has a graph, so that there is no backward to check."""
     found = Finding(
         "no derivative",
@@ -474,7 +476,8 @@ def _without_backward(caller: Caller, first: Problem, options: Options, again: s
         "no output requires grad, so there is no backward whose derivative could be checked",
         advice="The function detaches its result, or runs under no_grad.",
     )
-    found = with_cuts(found, Evidence(CheckRun(first, options), found, NO_DERIVATIVE))
+    with forgiving(), GradMode(enabled=True):
+        found = with_cuts(found, traced(lambda: first.call(first.variables)))
     names = tuple(first.input_names), tuple(first.output_names)
     how = "nothing could be compared"
     return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)

@@ -153,13 +153,17 @@ _VERSION = 1
 
 
 @dataclass
-class Found:
-    """What a check of files has found so far: results, of so many cases; interrupted until it has all."""
+class CasesRun:
+    """A check of files so far: the results, of so many cases."""
 
     total: int
     started: float
     results: list[Result] = field(default_factory=list)
-    interrupted: bool = True
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether cases have no result."""
+        return len(self.results) < self.total
 
     def __str__(self) -> str:
         outcomes = sorted(result.outcome for result in self.results)
@@ -190,7 +194,7 @@ def _check(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
         remove_parts(options.json)
     with _workers(options) as pool:
         requests = _listed(pool, options)
-        found = Found(len(requests), started)
+        found = CasesRun(len(requests), started)
         _keep(options, found)
         try:
             with progress("checking", found.total) as advance:
@@ -202,7 +206,6 @@ def _check(options: argparse.Namespace, raise_lost: Callable[[], None]) -> Exit:
                     if time.monotonic() > saved + _OFTEN:
                         _keep(options, found)
                         saved = time.monotonic()
-            found.interrupted = False
         except KeyboardInterrupt:
             pass  # what was found is shown
     order = {str(request): position for position, request in enumerate(requests)}
@@ -290,7 +293,7 @@ def _line(result: Result) -> str:
     return f"{result.outcome.upper():12}  {result}  {result.seconds:.2f} s"
 
 
-def _show(options: argparse.Namespace, found: Found) -> None:
+def _show(options: argparse.Namespace, found: CasesRun) -> None:
     """The failures, the summary, and the same as pages and JSON."""
     for result in found.results:
         if not result.passed:
@@ -305,23 +308,23 @@ def _show(options: argparse.Namespace, found: Found) -> None:
         raise unwritten
 
 
-def _keep(options: argparse.Namespace, found: Found) -> StorageError | None:
-    """Write the JSON and the index of the pages; why not, if one failed: the cases go on all the same."""
+def _keep(options: argparse.Namespace, found: CasesRun) -> StorageError | None:
+    """Write the JSON and the index of the pages; why not, of the first that failed: the cases go on."""
     unwritten = None
     for write in (_keep_data, _keep_index):
         try:
             write(options, found)
         except StorageError as error:
-            unwritten = error
+            unwritten = unwritten or error
     return unwritten
 
 
-def _keep_data(options: argparse.Namespace, found: Found) -> None:
+def _keep_data(options: argparse.Namespace, found: CasesRun) -> None:
     if options.json != "-":
         _save(options.json, found.to_dict())
 
 
-def _keep_index(options: argparse.Namespace, found: Found) -> None:
+def _keep_index(options: argparse.Namespace, found: CasesRun) -> None:
     if options.html is not None:
         lines = [Line(r.file, r.name, r.outcome, r.seconds, r.text, r.page, _hint(r)) for r in found.results]
         write_index(options.html, str(found), lines)

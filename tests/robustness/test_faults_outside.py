@@ -347,7 +347,7 @@ def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_saved_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
-    """What is saved while cases run is what an interruption leaves; the last one says that it is whole."""
+    """What is saved while cases run is what an interruption leaves; what has every result says so."""
     (tmp_path / "cases.py").write_text(
         textwrap.dedent(MANY_CASES).replace("range(40)", "range(1, 3)"), encoding="utf-8"
     )
@@ -357,7 +357,7 @@ def test_saved_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(cli, "write_text", lambda path, text: saved.append(json.loads(text)))
     assert cli.main(["check", "cases.py", "--jobs", "1", "--json", "found.json"]) == 0
     assert [len(data["results"]) for data in saved] == [0, 1, 2, 2]
-    assert [data["interrupted"] for data in saved] == [True] * 3 + [False]
+    assert [data["interrupted"] for data in saved] == [True, True, False, False]
 
 
 # --- memory

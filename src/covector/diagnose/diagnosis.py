@@ -14,6 +14,7 @@ from covector.diagnose.rules.inputs import shown
 from covector.diagnose.rules.observation import Observation
 from covector.diagnose.rules.table import Rule
 from covector.diagnose.suspects import listed
+from covector.evidence.cuts import Cuts
 from covector.evidence.evidence import NO_DERIVATIVE, Evidence
 from covector.verify.finding import Diagnosis, Finding
 
@@ -56,10 +57,9 @@ def _explained(found: Finding, evidence: Evidence | None) -> Finding:
     return replace(found, advice=UNKNOWN)
 
 
-def with_cuts(found: Finding, evidence: Evidence) -> Finding:
+def with_cuts(found: Finding, cuts: Cuts) -> Finding:
     """A finding on outputs without a graph, with the lines at which it is left in place of a guess."""
-    cuts = evidence.cuts
-    lines = () if cuts is None else (*cuts.lines, *cuts.exits)
+    lines = (*cuts.lines, *cuts.exits)
     if not lines:
         return found
     text = shown(lines)
