@@ -405,6 +405,11 @@ PLANTED = {
         ruled(lambda x: x * x[3], lambda g, x: g * x[3]),
         given(0.5, -1.0, 2.0, 0.3, 1.1, -0.4, 1.7, 0.9),
     ),
+    "not finite": Planted(
+        lambda x: torch.where(x > 0, x.sqrt(), torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), x.detach()),
+        given(0.5, -1.0, 2.0),
+    ),
     "one slice": Planted(cubed(masked(2)), cubed(masked((2, [0, 1, 2]), (1, [3, 4]))), TABLE),
     "diagonal": Planted(
         cubed(lambda d: d + d.diagonal().diag()),

@@ -158,7 +158,7 @@ class Suspect:
     @lazy
     def nonzero(self) -> Tensor:
         """Where the analytic derivative is not zero."""
-        return self.analytic.abs() > 4 * self.slack
+        return (self.analytic.abs() > 4 * self.slack) | self.analytic.isnan()
 
     @lazy
     def used(self) -> Tensor:

@@ -86,8 +86,8 @@ class Record:
         shown = wrong or [entry.mismatch for entry in judged]
         shown.sort(key=lambda m: -m.error if m.error == m.error else float("-inf"))
         outcome = Outcome.FAILED if wrong else Outcome.INCONCLUSIVE
-        shown = shown[:NAMED]
-        return Verdict(outcome, tuple(shown), looks, entries, self.visible, self.cut_short, self.suspected)
+        cut_short = self.cut_short or len(shown) >= NAMED  # there may be more
+        return Verdict(outcome, tuple(shown[:NAMED]), looks, entries, self.visible, cut_short, self.suspected)
 
 
 def _excused(entry: Judgement) -> Judgement:

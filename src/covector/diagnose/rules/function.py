@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from covector.diagnose.case import Case
@@ -11,6 +12,9 @@ from covector.diagnose.rules.observation import Observation
 from covector.diagnose.suspects import Suspect, listed
 from covector.evidence.evidence import COARSE
 from covector.verify.finding import JUMP, KINK, NOISY, OUTSIDE
+
+# So many elements are named.
+_FEW = 3
 
 
 def stale(case: Case) -> Iterator[Observation]:
@@ -63,6 +67,21 @@ def _rounded(s: Suspect, noun: str) -> Iterator[Observation]:
         yield Observation(f"{text}, of both signs", 0.75, s.where)
 
 
+def not_finite(case: Case) -> Iterator[Observation]:
+    """The gradient is infinite or NaN where the derivative is finite."""
+    for s in () if _is_outside(case) else case.suspects:
+        wrong = s.bad & ~s.analytic.isfinite()
+        if not bool(wrong.any()):
+            continue
+        value = "nan" if bool(s.analytic[wrong].isnan().any()) else "infinite values"
+        part, columns = s.inputs.parts[0], wrong.any(0).nonzero().flatten().tolist()
+        named = [f"`{part.label(int(s.inputs.coordinates[at]) - part.place.start)}`" for at in columns[:_FEW]]
+        if len(columns) > _FEW:
+            named.append(f"{len(columns) - _FEW} others")
+        text = f"{case.rule} gives {value} for {{where}}, at {listed(named)}; differences are finite there"
+        yield Observation(text, 0.97, s.where, explained=int(wrong.sum()))
+
+
 def kink(case: Case) -> Iterator[Observation]:
     """The one-sided slopes differ."""
     notes = [m.note for m in case.finding.mismatches]
@@ -77,10 +96,16 @@ def jump(case: Case) -> Iterator[Observation]:
         yield Observation("the values on the two sides of the point differ by as much at every length", 0.99)
 
 
+def _is_outside(case: Case) -> bool:
+    return any(m.note.startswith(OUTSIDE) for m in case.finding.mismatches)
+
+
 def domain(case: Case) -> Iterator[Observation]:
     """The function is not finite around the point."""
-    if any(m.note.startswith(OUTSIDE) for m in case.finding.mismatches):
-        yield Observation("the function is not finite on some side of the point", 0.99)
+    if _is_outside(case):
+        here = bool(np.isfinite(case.evidence.run.problem.value).all())
+        where = "on some side of the point" if here else "at the point itself"
+        yield Observation(f"the function is not finite {where}", 0.99)
 
 
 def noise(case: Case) -> Iterator[Observation]:

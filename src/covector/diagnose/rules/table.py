@@ -423,6 +423,14 @@ _EXACT = (
         "a cast to a smaller dtype, or a constant that was made in one",
     ),
     Rule(
+        "not finite",
+        function.not_finite,
+        "the gradient is infinite or nan where the derivative is finite",
+        "zero times infinity: the branch of a torch.where that is not taken (make its input safe first, as "
+        "in where(x > 0, x, 1).sqrt()), or a root or a norm at zero",
+        alone=True,
+    ),
+    Rule(
         "kink",
         function.kink,
         "the slopes on the two sides of the point differ",
