@@ -203,6 +203,8 @@ class Session:
     checks: list[Check] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
     pages: list[str] = field(default_factory=list)
+    reports: list[Any] = field(default_factory=list)
+    """Those of `covector.check` in the test that runs that did not pass."""
     undo: ExitStack = field(default_factory=ExitStack)
     count: int = 0
 
@@ -217,11 +219,13 @@ class Session:
 
     def _redirect(self) -> None:
         try:
-            from covector import compat
+            from covector import api, compat
         except ImportError as error:  # a torch that it does not work with
             raise pytest.UsageError(f"--covector: {error}") from error
         from covector.errors import UnsupportedError
 
+        api.seen_by.append(self._see)
+        self.undo.callback(api.seen_by.remove, self._see)
         compare = self.config.option.covector == "compare"
         doors = {
             module: tuple(self.answering(ours.__name__, compare=compare) for ours in functions)
@@ -319,6 +323,10 @@ class Session:
         )
         self.fresh.append((check, ours.error))
 
+    def _see(self, report: Any) -> None:
+        if not report:
+            self.reports.append(report)
+
     def _record_raised(self, error: BaseException | None) -> None:
         """A check that the test called by covector's own name is known by the error it ended with."""
         report = getattr(error, "report", None)
@@ -326,16 +334,20 @@ class Session:
         if not self.config.option.covector or loaded is None or report is None:
             return
         if isinstance(error, loaded.GradcheckError) and all(error is not known for _, known in self.fresh):
-            check = Check(
-                test=self.item.nodeid if self.item else OUTSIDE,
-                what=f"{report.verb}({report.function})",
-                outcome=str(report.outcome.value),
-                seconds=report.seconds,
-                text=str(error),
-                page=self._page(report),
-                hint=self._hint(report),
-            )
-            self.fresh.append((check, error))
+            self._record_report(report, error)
+
+    def _record_report(self, report: Any, error: Exception | None) -> None:
+        """A report without a call of ours, and the error that carries it, if one does."""
+        check = Check(
+            test=self.item.nodeid if self.item else OUTSIDE,
+            what=f"{report.verb}({report.function})",
+            outcome=str(report.outcome.value),
+            seconds=report.seconds,
+            text=str(report),
+            page=self._page(report),
+            hint=self._hint(report),
+        )
+        self.fresh.append((check, error))
 
     def _hint(self, report: Any) -> str:
         """What is likely wrong, for the index."""
@@ -381,6 +393,9 @@ class Session:
         report: Any = yield
         shown = call.excinfo.value if call.excinfo else None
         self._record_raised(shown)
+        for seen in self.reports if shown is not None else ():
+            self._record_report(seen, None)  # the test may have failed for it: it was asserted, say
+        self.reports.clear()
         report.covector = [asdict(check) for check, _ in self.fresh]
         for check, error in self.fresh:
             if check.text and (error is None or error is not shown):

@@ -53,6 +53,9 @@ from covector.verify.likes import tensors_for_inputs
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
 
+seen_by: list[Callable[[Report], object]] = []
+"""Who sees each report that `check` gives: the plugin of pytest shows those of a test that fails."""
+
 StopGradients: TypeAlias = Literal["fail", "constant"]
 
 
@@ -167,7 +170,10 @@ def check(
     chosen = {"argnums": argnums, "argnames": argnames, **_written(held)}
     extra = {name: value for name, value in chosen.items() if value is not None}
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
-    return _report(_check(caller, arguments, options), call, held=held)
+    report = _report(_check(caller, arguments, options), call, held=held)
+    for see in seen_by:
+        see(report)
+    return report
 
 
 @described_by(check)

@@ -721,3 +721,33 @@ def test_a_check_by_its_own_name(pytester, run):
     assert "api.py" not in shown
     assert "_door.py" not in shown
     assert "assert <check(square): FAILED: reverse mode disagrees" in failure_of(result, "test_asserts")
+
+
+def test_reports_of_check_in_a_test_that_fails(pytester, run):
+    """They are shown, counted, and have pages; those of a test that passes are its own affair."""
+    pytester.makepyfile(
+        """
+        import torch, covector
+
+        x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+        def square(x):
+            return x * x.detach()
+
+        def test_asserts():
+            assert covector.check(square, x)
+
+        def test_expects():
+            assert not covector.check(square, x)
+        """
+    )
+    result = run("--covector", "--covector-report=pages")
+    result.assert_outcomes(passed=1, failed=1)
+    shown = failure_of(result, "test_asserts")
+    assert "covector: check(square)" in shown
+    assert "d output[1] / d x[1]" in shown
+    (line,) = [line for line in summary_of(result) if "failed" in line]
+    assert line.startswith("1 check in")
+    pages = sorted(path.name for path in (pytester.path / "pages").glob("*.html"))
+    assert len(pages) == 2
+    assert "test_asserts" in (pytester.path / "pages" / "index.html").read_text(encoding="utf-8")
