@@ -79,15 +79,9 @@ class Chart(NamedTuple):
         """The coordinates of these tensors, as one vector."""
         if len(self.places) == 1:
             return self.places[0].to_real(tensors[0]).reshape(-1)
-        parts = [
-            place.to_real(tensor).reshape(-1) for place, tensor in zip(self.places, tensors, strict=True)
-        ]
-        if not parts:
-            return torch.zeros(0)
-        dtype = parts[0].dtype
-        for part in parts:
-            dtype = torch.promote_types(dtype, part.dtype)
-        return torch.cat([part.to(dtype) for part in parts])
+        pairs = zip(self.places, tensors, strict=True)
+        parts = [place.to_real(tensor).reshape(-1) for place, tensor in pairs]
+        return torch.cat(parts) if parts else torch.zeros(0)
 
     def coordinates(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The coordinates of tensors like these, in double precision on the CPU; none is zero."""

@@ -80,18 +80,17 @@ class Compared:
         """Where noise would hide an error as large as one entry's tolerance."""
         return ~(self.noise <= constants.HIDDEN_SHARE * tol.atol * self.least)
 
+    def visible(self, tol: Tolerance) -> float:
+        """How far an entry may be off that does not disagree; those that noise would hide are judged."""
+        shown = self.least[~self.hidden(tol)]
+        return (float(self.noise / shown.min()) if len(shown) else 0.0) + self.look.share * tol.atol
+
     def suspects(self, tol: Tolerance) -> Compared | None:
-        """Directions that are off by more than noise and the share of an entry's tolerance; worst first."""
-        return self._beyond(tol, self.hidden(tol))
+        """Directions that are off by more than noise and the share of an entry's tolerance; worst first.
 
-    def examined(self, tol: Tolerance) -> Examined:
-        """The suspects, and how far the rest may be off; entries that noise would hide are judged."""
-        hidden = self.hidden(tol)
-        visible = 0.0 if hidden.all() else float(self.noise / self.least[~hidden].min())
-        return Examined(self._beyond(tol, hidden), visible + self.look.share * tol.atol)
-
-    def _beyond(self, tol: Tolerance, hidden: np.ndarray) -> Compared | None:
-        off, allowed = abs(self.off).max(1), tol.atol * self.least
+        Those where noise would hide a wrong entry are among them.
+        """
+        hidden, off, allowed = self.hidden(tol), abs(self.off).max(1), tol.atol * self.least
         if not hidden.any() and (off <= self.noise + self.look.share * allowed).all():
             return None
         with np.errstate(all="ignore"):
@@ -166,11 +165,12 @@ class Examiner:
         length = self.length(look, noise)
         if length is None:
             return None
-        parts = [
-            self._compared(look.part(some), noise, length).examined(self.tol)
-            for some in self._spans(len(look))
-        ]
-        return Examined(_joined([part.suspects for part in parts]), max(part.visible for part in parts))
+        suspects, visible = [], 0.0
+        for some in self._spans(len(look)):
+            compared = self._compared(look.part(some), noise, length)
+            suspects.append(compared.suspects(self.tol))
+            visible = max(visible, compared.visible(self.tol))
+        return Examined(_joined(suspects), visible)
 
     def _compared(self, look: Look, noise: float, length: float) -> Compared:
         if look.large:
