@@ -70,7 +70,7 @@ class Entries:
         if len(places) == 0:
             return
         lost, columns = self._lost[:, places], self._columns[places]
-        longest = constants.LONGEST_STEP * self._numeric.steps.scale[columns]
+        longest = constants.LONGEST_STEP * self._numeric.steps.scale_of(columns)
         longer = np.exp2(np.ceil(np.log2(np.minimum(lost.max(0) / self._tol.atol, longest))))
         moved = self._numeric.singly(columns, longer).T != 0
         self._severity[:, places] = np.where((lost > 0) & moved, _HIDDEN, self._severity[:, places])
@@ -195,7 +195,7 @@ class Entries:
 
         A step that truncation made shorter is in proportion to the coordinate itself, if that is small.
         """
-        point, scale = self._numeric.problem.point, self._numeric.steps.scale
+        point, scale = self._numeric.problem.point, self._numeric.steps.scale_of()
         which, others = judged.entries[0].mismatch.column, np.asarray(columns)
         steps = judged.length / scale[which] * scale[others]
         shorter = judged.length < self._numeric.steps.array(self._numeric.eps)[which]

@@ -113,7 +113,8 @@ class _Lengths:
         # Next to zero, a function may change as fast as its argument does.
         self._beside_zero = size / 16 if size > 0 else np.inf
         self.longest = np.inf
-        self.longest = self._clamped(constants.LONGEST_STEP * float(numeric.steps.scale[column]))
+        scale = numeric.steps.scale_of(slice(column, column + 1)).item()
+        self.longest = self._clamped(constants.LONGEST_STEP * scale)
         usual = float(numeric.steps.array(numeric.eps)[column])
         self._first = self._clamped(first or usual)
 

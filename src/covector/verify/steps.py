@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from covector._lazy import lazy
 from covector.verify import constants
 
 # So many units in the last place of its point a step is long at least.
@@ -36,11 +35,10 @@ class Steps:
     def wanted(self, eps: float, columns: Columns = ALL) -> np.ndarray:
         """The same before the point plus the step is rounded."""
         scale = self.scale_of(columns)
-        if not self._has_far:
-            scale *= eps
-            return scale
-        # Not lost in the last places of the point.
-        return np.maximum(eps * np.minimum(scale, constants.NEAR), _FEW * self._rounding * scale)
+        near = np.minimum(scale, constants.NEAR)
+        near *= eps
+        scale *= _FEW * self._rounding  # not lost in the last places of the point
+        return np.maximum(near, scale, out=near)
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
         """The steps that are really made: the point plus the step is rounded."""
@@ -50,32 +48,12 @@ class Steps:
         """The same for some of the coordinates."""
         return steps_made(self._point[columns], wanted)
 
-    @property
-    def scale(self) -> np.ndarray:
-        """The size of each coordinate, or one."""
-        return self.scale_of(ALL)
-
-    def scale_of(self, columns: Columns) -> np.ndarray:
-        """The same of some coordinates."""
+    def scale_of(self, columns: Columns = ALL) -> np.ndarray:
+        """The size of each of these coordinates, or one; a new array."""
         size = abs(self._point[columns])
-        if self._finite:
-            return np.maximum(size, 1.0, out=size)
-        scale = np.fmax(size, 1.0)  # of NaN and 1 it is 1
-        return np.where(scale < np.inf, scale, 1.0)
-
-    @lazy
-    def _finite(self) -> bool:
-        return bool(self._largest < np.inf)
-
-    @lazy
-    def _has_far(self) -> bool:
-        largest = self._largest if self._finite else self.scale.max()
-        return bool(largest > constants.NEAR)
-
-    @lazy
-    def _largest(self) -> float:
-        """The size of the largest coordinate, without a copy of all of them."""
-        return max(self._point.max(initial=0.0), -self._point.min(initial=0.0))
+        scale = np.fmax(size, 1.0, out=size)  # of NaN and 1 it is 1
+        scale[scale == np.inf] = 1.0
+        return scale
 
 
 def steps_made(here: np.ndarray, wanted: np.ndarray) -> np.ndarray:
