@@ -317,9 +317,13 @@ class Reached(NamedTuple):
 
 def reached(tensors: Sequence[Tensor]) -> Reached:
     """What stands behind these tensors."""
-    found = set(nodes(*tensors))
-    leaves = {node for node in found if type(node) is _LeafNode}
-    return Reached({id(leaf) for leaf in (*tensors, *(node.variable for node in leaves))}, found - leaves)
+    leaves, inner = set(map(id, tensors)), set()
+    for node in nodes(*tensors):
+        if type(node) is _LeafNode:
+            leaves.add(id(node.variable))
+        else:
+            inner.add(node)
+    return Reached(leaves, inner)
 
 
 def only_leaf(tensor: Any) -> Tensor | None:
