@@ -74,6 +74,11 @@ class CheckRun:
         return self.custom or ends_sparse or graph.from_sparse(problem.reached.inner)
 
     @property
+    def sampled(self) -> bool:
+        """Whether a random sample of the inputs or outputs is looked at."""
+        return isinstance(self.problem.inputs, Sampled) or isinstance(self.problem.outputs, Sampled)
+
+    @property
     def runs(self) -> int:
         """How often the function was run."""
         return self.problem.runs + (0 if self._lifted is None else self._lifted.runs)
@@ -148,7 +153,7 @@ class CheckRun:
         """What was looked at, and how far an entry of a derivative that passed may be off."""
         problem, seed, count = self.problem, self.options.seed, self.options.directions
         size = f"{problem.outputs.size} x {problem.inputs.size} entries"
-        if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
+        if self.sampled:
             size = f"a random sample of {size}, seed {seed}"
         verdicts = [verdict for verdict in (self.verdicts.values()) if verdict.looks]
         if not verdicts:

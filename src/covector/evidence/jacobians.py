@@ -161,12 +161,11 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     wanted = [spot.column for spot in wrong]
     suspects = _of_suspects(problem.inputs, wanted)
     count = sum(len(numbers) for numbers in suspects)
-    sampled = isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled)
     if whole:
         rows, columns = torch.arange(height), torch.arange(width)
     elif count and budget.holds(run, count + FEW):
         rows, columns = torch.arange(height), spread(width, count + FEW, [*chain(*suspects)])
-    elif budget.sample and not sampled:
+    elif budget.sample and not run.sampled:
         room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
         room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
         rows, columns = Around(run, mode, wrong, differences).within(room)
@@ -203,7 +202,7 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         point,
         torch.from_numpy(run.differenced.value)[rows],
         torch.from_numpy(problem.point),
-        whole and not sampled,
+        whole and not run.sampled,
         rows,
         columns,
         differences.beyond(rows, columns),
