@@ -27,12 +27,7 @@ def batched_forward(run: CheckRun) -> Finding:
     """Pushing two tangents forward at once gives what pushing each gives."""
     outputs, inputs = run.problem.output_names, run.problem.input_names
     names = [[f"d {output} / d {x}" for x in inputs] for output in outputs]
-    everything = range(len(inputs))
-
-    def push(tangents: list[Tensor]) -> list[Tensor]:
-        return run.forward.push(everything, tangents)
-
-    batch = _Batch("batched forward gradients", "check_batched_forward_grad", push, names)
+    batch = _Batch("batched forward gradients", "check_batched_forward_grad", run.forward.apply, names)
     return _batching(run, batch, run.problem.inputs)
 
 
