@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart
 from covector.checks.run import CheckRun
-from covector.evidence.sample import FEW, grids, is_gridded, spread, widened
+from covector.evidence.sample import FEW, grids, holds, inside, is_gridded, spread, widened
 from covector.verify.numeric import Numeric
 from covector.verify.vectors import weights
 
@@ -29,16 +29,11 @@ _GROWS = 2
 _FEWER = 4
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """How many rows and columns a sample begins with."""
 
     rows: int
     columns: int
-
-    def shared(self) -> Room:
-        """The room of a smaller one."""
-        return Room(self.rows // _FEWER, self.columns // _FEWER)
 
 
 class Differences:
@@ -106,7 +101,7 @@ def with_others(run: CheckRun, spots: Sequence[Spot], differences: Differences) 
         return [*spots]
     row = torch.tensor([spots[0].row])
     pulled = run.reverse.rows(row.numpy())[0]
-    others = [p for p in inputs.places if not any(p.start <= spot.column < p.stop for spot in spots)]
+    others = [p for p in inputs.places if not holds(p, (spot.column for spot in spots))]
     largest = [p.start + int(abs(pulled[p.start : p.stop]).argmax()) for p in others if p.stop > p.start]
     columns = torch.tensor([column for column in largest if pulled[column]][:FEW], dtype=torch.int64)
     slopes, bounds = differences.on(row, columns)
@@ -133,7 +128,7 @@ class Around:
         rows, columns = self._grids(room)
         touched = self.differences.touched(columns)
         if touched.numel() > most:
-            fewer = self._grids(room.shared())
+            fewer = self._grids(Room(room.rows // _FEWER, room.columns // _FEWER))
             few_touched = self.differences.touched(fewer[1])
             if few_touched.numel() <= most:
                 (rows, columns), touched = fewer, few_touched
@@ -146,7 +141,7 @@ class Around:
             acted_on = self._pulled(rows).nonzero().flatten()
             columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
             most = _GROWS * min(room.rows, room.columns)
-            wrong = [p for p in inputs.places if any(p.start <= spot.column < p.stop for spot in self.wrong)]
+            wrong = [p for p in inputs.places if holds(p, (spot.column for spot in self.wrong))]
             matched, columns = _matched(outputs.places, wrong, rows, columns, most)
             # Not without the row that is known to be wrong.
             rows = matched if all(spot.row in matched for spot in self.wrong[:1]) else rows
@@ -210,7 +205,7 @@ class _Side:
         order = sorted(range(len(places)), key=lambda i: worst[i] is None)
         chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
         left = [place for i, place in enumerate(places) if i not in chosen]
-        named = [n for n in numbers if any(place.start <= n < place.stop for place in left)]
+        named = [n for n in numbers if any(holds(place, [n]) for place in left)]
         few = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
         return cls(
             [places[i] for i in chosen],
@@ -224,7 +219,7 @@ def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
     """Coordinates of each tensor with others of it, if not too many; a grid where they are nearly one."""
     found = []
     for place in chart.places:
-        have, more = (part[(part >= place.start) & (part < place.stop)] for part in (mine, others))
+        have, more = (part[inside(place, part)] for part in (mine, others))
         both = torch.cat([have, more]).unique()
         found.append(widened(place, both, most) if both.numel() <= most else have)
     return torch.cat(found).unique()
@@ -242,11 +237,10 @@ def _matched(
             if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
                 continue
             apart = place.start - output.start
-            mine = columns[(columns >= place.start) & (columns < place.stop)] - apart
-            others = rows[(rows >= output.start) & (rows < output.stop)]
+            mine, others = columns[inside(place, columns)] - apart, rows[inside(output, rows)]
             both = widened(output, torch.cat([mine, others]).unique(), most)
             if both.numel() <= most and mine.numel() and others.numel():
                 rows, columns = torch.cat([rows, both]).unique(), torch.cat([columns, both + apart]).unique()
             elif mine.numel() and bool(torch.isin(mine, others).all()):
-                rows = torch.cat([rows[(rows < output.start) | (rows >= output.stop)], mine]).unique()
+                rows = torch.cat([rows[~inside(output, rows)], mine]).unique()
     return rows, columns
