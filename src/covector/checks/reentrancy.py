@@ -71,7 +71,7 @@ def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
 def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     """The same for a backward that differs at times, by as many pullbacks as torch makes."""
     if run.options.fast:
-        if not run.reverse_verdict.suspected:
+        if not run.verdict(run.reverse).suspected:
             return None
         _pull_again(run, 2)  # what a look found may be a matter of the run
         return _of_cotangent(run, run.reverse.repeated)

@@ -399,7 +399,7 @@ def _excluded(run: CheckRun, rate: Rate) -> bool:
 
     It cannot if they would have shown an error of that size, or if the function is rough between the steps.
     """
-    verdict, taylor = run.reverse_verdict, run.taylor
+    verdict, taylor = run.verdict(run.reverse), run.taylor
     # Errors of every entry add up along random vectors like the lengths of these.
     size = float(np.linalg.norm(taylor.cotangent)) * float(np.linalg.norm(taylor.direction))
     rough = rate.noise > _ROUGH * taylor.rounding
