@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,33 +46,29 @@ class Differences:
 
     def on(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The slopes on some rows and columns, and how far off they may be."""
-        self._take(columns)
-        at = rows.numpy()
+        at, whole = rows.numpy(), np.zeros(self._numeric.problem.shape[0])
         slopes = np.zeros((len(at), columns.numel()))
-        for i, column in enumerate(columns.tolist()):
-            touched, values = self._known[column]
-            place = np.searchsorted(touched, at).clip(max=max(0, len(touched) - 1))
-            seen = touched[place] == at if len(touched) else np.zeros(len(at), dtype=bool)
-            slopes[seen, i] = values[place[seen]]
+        for i, (touched, values) in enumerate(self._columns(columns)):
+            whole[touched] = values
+            slopes[:, i] = whole[at]
+            whole[touched] = 0.0
         bounds = self._numeric.bounds(at, columns.numpy())
         return torch.from_numpy(slopes), torch.from_numpy(bounds)
 
     def touched(self, columns: Tensor) -> Tensor:
         """The rows that depend on some of these columns."""
-        self._take(columns)
         found = np.zeros(self._numeric.problem.shape[0], dtype=bool)
-        for column in columns.tolist():
-            found[self._known[column][0]] = True
+        for touched, _ in self._columns(columns):
+            found[touched] = True
         return torch.from_numpy(found).nonzero().flatten()
 
     def beyond(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Which of these columns other rows than these depend on."""
-        self._take(columns)
         at = rows.numpy()
-        return torch.tensor([not np.isin(self._known[c][0], at).all() for c in columns.tolist()])
+        return torch.tensor([not np.isin(touched, at).all() for touched, _ in self._columns(columns)])
 
-    def _take(self, columns: Tensor) -> None:
-        """Difference those that are not known yet, as many at once as memory allows."""
+    def _columns(self, columns: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """What is known of these columns: new ones are differenced, as many at once as memory allows."""
         new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
         at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
         for part in new.split(at_once) if new.numel() else ():
@@ -82,6 +78,7 @@ class Differences:
                 # What is not finite is kept too.
                 rows = (~(abs(slopes[:, i]) <= noise[:, i])).nonzero()[0]
                 self._known[column] = rows, slopes[rows, i]
+        return map(self._known.__getitem__, columns.tolist())
 
 
 class Spot(NamedTuple):
