@@ -236,13 +236,8 @@ class Taylor:
 
     # Remainders.
 
-    def first(self, name: str, gradient: np.ndarray | None, slope: float | None) -> Rate:
-        """With the first derivative: a gradient of <v, f>, or its slope along the direction."""
-
-        def linear(step: float, move: np.ndarray) -> float:
-            return float(gradient @ move) if gradient is not None else step * (slope or 0.0)
-
-        terms = gradient * self.direction if gradient is not None else np.array([slope or 0.0])
+    def first(self, name: str, linear: Model, terms: np.ndarray) -> Rate:
+        """With the first derivative, whose slope along the direction is the sum of these terms."""
         size = float(np.linalg.norm(terms))
         rate = self._rate(name, 2, linear, size, self.noise)
         if rate.outcome is Outcome.FAILED and self._stands(rate, float(terms.sum())):
@@ -257,11 +252,11 @@ class Taylor:
             for rung in rate.counted
         )
 
-    def second(self, name: str, gradient: np.ndarray, curvature: float) -> Rate:
+    def second(self, name: str, linear: Model, curvature: float) -> Rate:
         """With the first two derivatives, and the noise by which the first was judged."""
 
         def quadratic(step: float, move: np.ndarray) -> float:
-            return float(gradient @ move) + step**2 * curvature / 2
+            return linear(step, move) + step**2 * curvature / 2
 
         first = self.rates[-1]
         self.rates.append(self._rate(name, 3, quadratic, first.slope, first.noise))
@@ -320,15 +315,14 @@ class Taylor:
         if not inner:
             return 0.0
         ones = [torch.ones_like(part) for part in inner]
-        second = problem.inputs.coordinates(
-            graph.backward(inner, ones, problem.variables, keep=False, record=False)
-        )
-        return float(graph.written_out(second).numpy() @ self.direction)
+        pulled = graph.backward(inner, ones, problem.variables, keep=False, record=False)
+        second = graph.written_out(problem.inputs.coordinates(pulled))
+        return float(second.numpy() @ self.direction)
 
-    def sides(self, rate: Rate, gradient: np.ndarray) -> list[float]:
+    def sides(self, rate: Rate, linear: Model) -> list[float]:
         """How far the slopes on either side are from the gradient's, at the smallest step that counts."""
         step = rate.counted[-1].step
-        found = self._remainders(lambda _, move: float(gradient @ move), step)
+        found = self._remainders(linear, step)
         return [value / side for value, side in zip(found, (step, -step), strict=False)]
 
     def table(self) -> Table:
@@ -366,8 +360,12 @@ def reverse_remainder(run: CheckRun) -> Finding:
     taylor, problem = run.taylor, run.differenced
     reverse = run.reverse if problem is run.problem else ReverseMap(problem, run.options.seed)
     gradient = reverse.pull_coordinates(torch.from_numpy(taylor.cotangent)).numpy()
-    first = taylor.first("first derivative", gradient, None)
-    if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, gradient, run.options.tol.kinks)):
+
+    def linear(_: float, move: np.ndarray) -> float:
+        return float(gradient @ move)
+
+    first = taylor.first("first derivative", linear, gradient * taylor.direction)
+    if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, linear, run.options.tol.kinks)):
         return found
     if first.outcome is Outcome.FAILED and _excluded(run, first):
         what = f"the remainder with reverse mode {first.words}, noise floor {first.noise:.1e}"
@@ -379,7 +377,7 @@ def reverse_remainder(run: CheckRun) -> Finding:
     except Exception as error:  # it is not asked for by everybody, so a refusal is no failure
         remark = f"there is no second derivative to look at: {first_sentence(error)}"
         return _judged(_CHECK, first, "reverse mode", remark)
-    second = taylor.second("second derivative", gradient, curvature)
+    second = taylor.second("second derivative", linear, curvature)
     if second.outcome is not Outcome.PASSED:
         return _judged(_CHECK, second, "the second derivative")
     return _judged(_CHECK, first, "reverse mode", f"with the second derivative it {second.words}")
@@ -390,7 +388,8 @@ def forward_remainder(run: CheckRun) -> Finding:
     taylor, problem = run.taylor, run.differenced
     forward = run.forward if problem is run.problem else ForwardMap(problem, run.options.seed)
     pushed = forward.push_coordinates(torch.from_numpy(taylor.direction)).numpy()
-    rate = taylor.first("forward mode", None, float(taylor.cotangent @ pushed))
+    slope = float(taylor.cotangent @ pushed)
+    rate = taylor.first("forward mode", lambda step, _: step * slope, np.array([slope]))
     return _judged(f"{_CHECK}, forward mode", rate, "forward mode")
 
 
@@ -408,9 +407,9 @@ def _excluded(run: CheckRun, rate: Rate) -> bool:
     )
 
 
-def _kink(taylor: Taylor, rate: Rate, gradient: np.ndarray, kinks: str) -> Finding | None:
+def _kink(taylor: Taylor, rate: Rate, linear: Model, kinks: str) -> Finding | None:
     """What is said of a function that has two slopes here: none of them is right on both sides."""
-    slopes = taylor.sides(rate, gradient)
+    slopes = taylor.sides(rate, linear)
     steepest, smallest = max(map(abs, slopes), default=0.0), rate.counted[-1].step
     if smallest > max(_AT_THE_POINT, _NEXT * _ABOVE * taylor.rounding / steepest if steepest else 0.0):
         return None  # it lies beside the point: smaller steps would show it, and do not

@@ -263,8 +263,9 @@ class Evidence:
         if both is None or self.run.problem.low_precision:
             return None
         move = self._move(both.column_numbers.numpy(), seed + 2)
-        direction, cotangent = move[both.column_numbers], weights(both.row_numbers.numel(), seed + 3)
-        products = (matrix @ torch.from_numpy(direction) for matrix in (both.analytic, both.numeric))
+        direction = torch.from_numpy(move)[both.column_numbers]
+        cotangent = weights(both.row_numbers.numel(), seed + 3)
+        products = (matrix @ direction for matrix in (both.analytic, both.numeric))
         return _Probe(move, cotangent, *(float(cotangent @ product) for product in products))
 
     @_experiment(_REVERSE, _FORWARD, NO_DERIVATIVE)
