@@ -147,22 +147,12 @@ class Around:
     def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
         """Indices around the worst mismatch of each tensor: as rows, and as columns."""
         problem = self.run.problem
-        sides = [
-            _Side.of(problem.outputs.places, [spot.row for spot in self.wrong], room.rows),
-            _Side.of(problem.inputs.places, [spot.column for spot in self.wrong], room.columns),
-        ]
-        found = iter(
-            grids(
-                [place for side in sides for place in side.gridded],
-                [anchor for side in sides for anchor in side.anchors],
-                [side.most for side in sides for _ in side.gridded],
-            )
-        )
-        rows, columns = (
-            torch.cat([*(next(found).coordinates for _ in side.gridded), *side.others]).unique()
-            for side in sides
-        )
-        return rows, columns
+        left = _side(problem.outputs.places, [spot.row for spot in self.wrong], room.rows)
+        top = _side(problem.inputs.places, [spot.column for spot in self.wrong], room.columns)
+        made = grids(left.places + top.places, left.anchors + top.anchors, left.most + top.most)
+        found, count = [grid.coordinates for grid in made], len(left.places)
+        rows, columns = [*found[:count], *left.others], [*found[count:], *top.others]
+        return torch.cat(rows).unique(), torch.cat(columns).unique()
 
     def _pulled(self, rows: Tensor) -> Tensor:
         """A gradient that is not zero where reverse mode has entries on these rows, by one pullback."""
@@ -186,30 +176,26 @@ class Around:
         return int(left)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The tensors of one side that have a grid, their worst mismatches, and a few elements of the others."""
+class _Side(NamedTuple):
+    """The tensors of one side that get a grid, their worst mismatches, and a few elements of the others."""
 
-    gridded: list[AnyPlace]
+    places: list[AnyPlace]
     anchors: list[int | None]
-    most: int
+    most: list[int]
     others: list[Tensor]
 
-    @classmethod
-    def of(cls, places: Sequence[AnyPlace], numbers: Sequence[int], room: int) -> _Side:
-        """Grids in so much room: those with a mismatch first."""
-        worst = [next((n for n in numbers if place.start <= n < place.stop), None) for place in places]
-        order = sorted(range(len(places)), key=lambda i: worst[i] is None)
-        chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
-        left = [place for i, place in enumerate(places) if i not in chosen]
-        named = [n for n in numbers if any(holds(place, [n]) for place in left)]
-        few = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
-        return cls(
-            [places[i] for i in chosen],
-            [worst[i] for i in chosen],
-            room // max(1, len(chosen)),
-            [*few, torch.tensor(named, dtype=torch.int64)],
-        )
+
+def _side(places: Sequence[AnyPlace], numbers: Sequence[int], room: int) -> _Side:
+    """Grids in so much room: those with a mismatch first."""
+    worst = [next((n for n in numbers if holds(place, [n])), None) for place in places]
+    order = sorted(range(len(places)), key=lambda i: worst[i] is None)
+    chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
+    left = [place for i, place in enumerate(places) if i not in chosen]
+    named = [n for n in numbers if any(holds(place, [n]) for place in left)]
+    others = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
+    others.append(torch.tensor(named, dtype=torch.int64))
+    most = [room // max(1, len(chosen))] * len(chosen)
+    return _Side([places[i] for i in chosen], [worst[i] for i in chosen], most, others)
 
 
 def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
