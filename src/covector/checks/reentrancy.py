@@ -61,20 +61,16 @@ def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
         return None
     # Either the other size or sign gives another gradient, or another run does. What is off at every other
     # run is off in one of two that follow each other; what was off once is right now.
-    _pull_again(run, 2)
-    if (found := _of_cotangent(run, reverse.repeated)) is None:
+    if (found := _of_repeated(run, 2)) is None:
         return _of_cotangent(run, [again, reverse.pulled_as_again()])
-    _pull_again(run, _RUNS - len(reverse.repeated))
-    return _of_cotangent(run, reverse.repeated) or found
+    return _of_repeated(run, _RUNS - len(reverse.repeated)) or found
 
 
 def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     """The same for a backward that differs at times, by as many pullbacks as torch makes."""
     if run.options.fast:
-        if not run.verdict(run.reverse).suspected:
-            return None
-        _pull_again(run, 2)  # what a look found may be a matter of the run
-        return _of_cotangent(run, run.reverse.repeated)
+        # What a look found may be a matter of the run.
+        return _of_repeated(run, 2) if run.verdict(run.reverse).suspected else None
     reverse, height = run.reverse, run.problem.outputs.size
     chosen = _chosen(height, _busy(reverse.cotangents))
     # Up to so many, nothing adds up to zero; torch pulls every row back, so one more may be.
@@ -82,9 +78,8 @@ def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     sums = _Sums(_sums_to_zero(reverse.cotangents, chosen, one_more=one_more), run.problem.inputs.size)
     for image in reverse.mixed:
         sums.add(image)
-    spread = _repeated(run, chosen, sums.add)
-    _pull_again(run, 1)
-    found = spread or _of_cotangent(run, reverse.repeated)
+    spread, again = _repeated(run, chosen, sums.add), _of_repeated(run, 1)
+    found = spread or again
     if found is None:
         together = torch.zeros(height, dtype=torch.float64)
         together[chosen] = 1.0
@@ -107,9 +102,11 @@ def _of_others(run: CheckRun) -> _Spread | None:
     )
 
 
-def _pull_again(run: CheckRun, times: int) -> None:
+def _of_repeated(run: CheckRun, times: int) -> _Spread | None:
+    """How far the gradients of the random cotangent are apart, once it was pulled back so often again."""
     for _ in range(times):
         run.reverse.pull_again()
+    return _of_cotangent(run, run.reverse.repeated)
 
 
 def _of_cotangent(run: CheckRun, gradients: list[Tensor]) -> _Spread | None:

@@ -225,16 +225,12 @@ class Evidence:
         Lines at which numbers leave torch are among them if the others do not explain it. Where there are
         several, those through which nothing is lost are left out.
         """
-        cuts = self.cuts
-        if cuts is None or not (cuts.lines or cuts.exits):
+        every = self.cuts
+        if every is None or not (every.lines or every.exits):
             return (), None
-        explained: bool | None = False
-        if cuts.lines and cuts.exits:
-            inside = cuts.without(*cuts.exits)
-            explained = self._explained_by(inside)
-            cuts = cuts if explained is False else inside
-        if explained is False:
-            explained = self._explained_by(cuts)
+        for cuts in [every.without(*every.exits), every] if every.lines and every.exits else [every]:
+            if (explained := self._explained_by(cuts)) is not False:
+                break
         lines = (*cuts.lines, *cuts.exits)
         if self.is_second_order and not explained:
             return (), None  # a line there may matter for nothing
