@@ -8,7 +8,7 @@ from covector._chart import Sampled
 from covector._engine import graph
 from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
-from covector.checks.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
+from covector.checks.precision import Map, Rounding, differences_of, same_at_the_point, same_elsewhere
 from covector.checks.promotion import lifted
 from covector.checks.taylor import Taylor
 from covector.errors import ResourceError, text_of
@@ -87,13 +87,13 @@ class CheckRun:
         """How often the function was run."""
         return self.problem.runs + (0 if self._lifted is None else self._lifted.runs)
 
-    def verdict(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
+    def verdict(self, analytic: Map | ZeroMap) -> Verdict:
         """What was decided about a derivative, held against differences; decided once."""
         if analytic.label not in self.verdicts:
             self.verdicts[analytic.label] = self._decide(analytic)
         return self.verdicts[analytic.label]
 
-    def _decide(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
+    def _decide(self, analytic: Map | ZeroMap) -> Verdict:
         if isinstance(analytic, ZeroMap):
             # As in torch, the tolerance of fast mode.
             atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
@@ -120,7 +120,7 @@ class CheckRun:
             return self._as_given(analytic)
         return differing.added_to(verdict)
 
-    def _as_given(self, analytic: ReverseMap | ForwardMap) -> Verdict:
+    def _as_given(self, analytic: Map) -> Verdict:
         """The verdict on the function in its own precision: in another it is another one, or refuses."""
         if self.above is not None:
             self.above, options = None, self.options

@@ -35,7 +35,7 @@ from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.errors import UnsupportedError, first_sentence
 from covector.verify import constants
-from covector.verify.finding import Finding, Outcome, Table
+from covector.verify.finding import Finding, Outcome, Table, failed
 from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
 from covector.verify.reverse import ReverseMap
@@ -164,6 +164,10 @@ class Rate:
         if self.order is None:
             return "is above the noise on too few steps to fit an order"
         return f"falls with order {self.order:.2f}"
+
+    def said_of(self, derivative: str) -> str:
+        """What is said of the derivative with which the remainder was taken."""
+        return f"the remainder with {derivative} {self.words}, noise floor {self.noise:.1e}"
 
 
 class Taylor:
@@ -368,8 +372,7 @@ def reverse_remainder(run: CheckRun) -> Finding:
     if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, linear, run.options.tol.kinks)):
         return found
     if first.outcome is Outcome.FAILED and _excluded(run, first):
-        what = f"the remainder with reverse mode {first.words}, noise floor {first.noise:.1e}"
-        return Finding(_CHECK, Outcome.INCONCLUSIVE, what, advice=_SMOOTH_BELOW)
+        return Finding(_CHECK, Outcome.INCONCLUSIVE, first.said_of("reverse mode"), advice=_SMOOTH_BELOW)
     if first.outcome is not Outcome.PASSED:
         return _judged(_CHECK, first, "reverse mode")
     try:
@@ -418,18 +421,15 @@ def _kink(taylor: Taylor, rate: Rate, linear: Model, kinks: str) -> Finding | No
     text = "the function is not differentiable at this point: along this direction it has two slopes"
     if kinks == "pass" and min(slopes) <= 0 <= max(slopes):
         return Finding(_CHECK, Outcome.PASSED, f"{text}, and the derivative lies between them")
-    return Finding(_CHECK, Outcome.FAILED, text)
+    return failed(_CHECK, text)
 
 
 def _judged(check: str, rate: Rate, derivative: str, remark: str = "") -> Finding:
     """A rate as a finding."""
-    found = f"the remainder with {derivative} {rate.words}, noise floor {rate.noise:.1e}"
+    found = rate.said_of(derivative)
     if rate.outcome is Outcome.PASSED:
         return Finding(check, Outcome.PASSED, "; ".join(filter(None, (found, remark))))
     if rate.outcome is Outcome.FAILED:
-        text = (
-            f"{found}; with a right one it falls with order {rate.expected}. Along this direction it is off "
-            f"by {rate.off:.2g}"
-        )
-        return Finding(check, Outcome.FAILED, text)
+        right = f"with a right one it falls with order {rate.expected}"
+        return failed(check, f"{found}; {right}. Along this direction it is off by {rate.off:.2g}")
     return Finding(check, Outcome.INCONCLUSIVE, found, advice=_FEW if rate.order is None else _UNSMOOTH)
