@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from covector._engine.messages import mixes_dtypes
 from covector._tree import flatten
 from covector.errors import CovectorError
+from covector.verify.leaves import is_differentiable
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -47,25 +47,16 @@ def _note(error: Exception, module: Any, inputs: Any) -> None:
     """Say that a module has one dtype, and its inputs have another, if that is so."""
     if not isinstance(module, Module):
         return
-    own, given = _dtypes(module.parameters()), _dtypes(flatten(inputs)[0])
+    own, given = (
+        {leaf.dtype for leaf in leaves if is_differentiable(leaf)}
+        for leaves in (module.parameters(), flatten(inputs)[0])
+    )
     if len(own) != 1 or len(given) != 1 or own == given:
         return
     (mine,), (theirs,) = own, given
+    names = [str(dtype).removeprefix("torch.") for dtype in (theirs, mine)]
+    calls = [_CALLS.get(dtype, f"to({dtype})") for dtype in (theirs, mine)]
     error.add_note(
-        f"The input is {_name(theirs)}, the parameters of {type(module).__name__} are {_name(mine)}: pass "
-        f"model.{_call(theirs)}, or x.{_call(mine)} (docs/how-to/float32.md)."
+        f"The input is {names[0]}, the parameters of {type(module).__name__} are {names[1]}: pass "
+        f"model.{calls[0]}, or x.{calls[1]} (docs/how-to/float32.md)."
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _call(dtype: torch.dtype) -> str:
-    return _CALLS.get(dtype, f"to({dtype})")
-
-
-def _dtypes(leaves: Iterable[Any]) -> set[torch.dtype]:
-    """Those of floating-point and complex tensors."""
-    tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-    return {tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,18 +45,18 @@ class Rounding:
     def of_columns(self, analytic: Map, columns: np.ndarray) -> np.ndarray:
         """How far rounding may put the entries of some columns off."""
         plain = analytic.columns(columns)
-        spread = self._spread(plain, lambda mode: self._fresh(analytic, mode).unchecked_columns(columns))
+        spread = self._spread(analytic, plain, lambda fresh: fresh.unchecked_columns(columns))
         return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_rows(self, analytic: ReverseMap, rows: np.ndarray) -> np.ndarray:
         """How far rounding may put the entries of some rows off."""
         plain = analytic.rows(rows)
-        spread = self._spread(plain, lambda mode: self._fresh_reverse(analytic, mode).rows(rows))
+        spread = self._spread(analytic, plain, lambda fresh: fresh.rows(rows))
         return constants.SIGMAS * self._at_least(spread, plain)
 
     def of_mixed(self, analytic: Map) -> np.ndarray:
         """How far rounding may put the pullbacks of the random cotangents off."""
-        spread = self._spread(analytic.mixed, lambda mode: self._fresh(analytic, mode).mixed)
+        spread = self._spread(analytic, analytic.mixed, lambda fresh: fresh.mixed)
         rows = [self._at_least(row, numbers) for row, numbers in zip(spread, analytic.mixed, strict=True)]
         return constants.FEW_ULPS * np.stack(rows)
 
@@ -75,26 +75,21 @@ class Rounding:
         """Whether rounding alone keeps the rows of a derivative from adding up to its pullbacks."""
         with np.errstate(all="ignore"):
             missing = analytic.missing_from_sums()
-            spread = self._spread(
-                missing, lambda mode: self._fresh_reverse(analytic, mode).missing_from_sums()
-            )
+            spread = self._spread(analytic, missing, lambda fresh: fresh.missing_from_sums())
             return not (abs(missing) > constants.SIGMAS * spread).any()
 
-    def _spread(self, plain: np.ndarray, again: Callable[[RandomRounding], np.ndarray]) -> np.ndarray:
-        """How far numbers move when they are computed with every operation rounded at random."""
+    def _spread(self, analytic: Map, plain: np.ndarray, again: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """How far numbers move when they are taken from runs with every operation rounded at random."""
         squares = np.zeros(plain.shape)
         for index in range(constants.ROUNDED_RUNS):
             with RandomRounding(self._seed + index) as mode:
-                squares += np.nan_to_num(np.square(again(mode) - plain))
+                squares += np.nan_to_num(np.square(again(self._fresh(analytic, mode)) - plain))
         return np.sqrt(squares / constants.ROUNDED_RUNS)
 
     def _fresh(self, analytic: Map, mode: RandomRounding) -> Map:
         """The derivative by another run of the function."""
         if isinstance(analytic, ForwardMap):
             return ForwardMap(self._problem, self._seed, varied=analytic.varied)
-        return self._fresh_reverse(analytic, mode)
-
-    def _fresh_reverse(self, analytic: ReverseMap, mode: RandomRounding) -> ReverseMap:
         outputs = self._problem.fresh()
         mode.keep_to(self._problem.rounding)
         with GradMode(enabled=True):
@@ -160,48 +155,43 @@ class Differing(NamedTuple):
 
 def differences_of(low: Map, high: Map, tol: Tolerance, rounding: Rounding) -> Differing:
     """Where the derivative in low precision is off by more than the tolerance and its own rounding error."""
-    off, allowed = abs(low.mixed - high.mixed), np.full(low.mixed.shape, constants.HIDDEN_SHARE * tol.atol)
-    if (off <= allowed).all():
-        return Differing(visible=constants.HIDDEN_SHARE * tol.atol)
-    columns = np.arange(low.problem.inputs.size)
-    if len(columns) > constants.WHOLE_COLUMNS:
+    off, share = abs(low.mixed - high.mixed), constants.HIDDEN_SHARE * tol.atol
+    if (off <= share).all():
+        return Differing(visible=share)
+    height, width = low.problem.shape
+    columns = np.arange(width)
+    if width > constants.WHOLE_COLUMNS:
         noise = rounding.of_mixed(low)
         known = np.median(noise) <= tol.atol + tol.rtol * np.median(abs(high.mixed))
         if not known and isinstance(low, ReverseMap) and isinstance(high, ReverseMap):
-            return _joined([_of_rows(low, high, rows, tol, rounding) for rows in _blocks(low.problem)])
-        allowed = allowed + noise
+            return _by_rows(low, high, tol, rounding)
         with np.errstate(all="ignore"):
-            excess = np.nan_to_num(off - allowed, nan=np.inf).max(0)
+            excess = np.nan_to_num(off - (share + noise), nan=np.inf).max(0)
         if (excess <= 0).all():
-            return Differing(visible=float(allowed.max(initial=0.0)))
+            return Differing(visible=share + float(noise.max(initial=0.0)))
         columns = np.sort(np.argsort(-excess, kind="stable")[: constants.WHOLE_COLUMNS])
-    return _of_columns(low, high, columns, tol, rounding)
-
-
-def _blocks(problem: Problem) -> list[np.ndarray]:
-    """The rows of the Jacobian, as many at a time as memory allows."""
-    height, width = problem.shape
-    size = max(1, constants.BATCH_BYTES // (8 * constants.COPIES * width))
-    return [np.arange(start, min(start + size, height)) for start in range(0, height, size)]
-
-
-def _of_rows(
-    low: ReverseMap, high: ReverseMap, rows: np.ndarray, tol: Tolerance, rounding: Rounding
-) -> Differing:
-    """Where some rows differ."""
-    block = _Block(rows, np.arange(low.problem.inputs.size), low.rows(rows), high.rows(rows), tol)
-    if (places := np.flatnonzero(block.bad.any(1))).size:
-        block.noise[places] = rounding.of_rows(low, rows[places])
-    return block.differing(low.problem)
-
-
-def _of_columns(low: Map, high: Map, columns: np.ndarray, tol: Tolerance, rounding: Rounding) -> Differing:
-    """Where some columns differ."""
-    rows = np.arange(low.problem.outputs.size)
-    block = _Block(rows, columns, low.columns(columns), high.columns(columns), tol)
+    block = _Block(np.arange(height), columns, low.columns(columns), high.columns(columns), tol)
     if (places := np.flatnonzero(block.bad.any(0))).size:
         block.noise[:, places] = rounding.of_columns(low, columns[places])
     return block.differing(low.problem)
+
+
+def _by_rows(low: ReverseMap, high: ReverseMap, tol: Tolerance, rounding: Rounding) -> Differing:
+    """The same by whole rows, as many at a time as memory allows."""
+    height, width = low.problem.shape
+    size = max(1, constants.BATCH_BYTES // (8 * constants.COPIES * width))
+    shown: list[Mismatch] = []
+    found, visible = 0, 0.0
+    for start in range(0, height, size):
+        rows = np.arange(start, min(start + size, height))
+        block = _Block(rows, np.arange(width), low.rows(rows), high.rows(rows), tol)
+        if (places := np.flatnonzero(block.bad.any(1))).size:
+            block.noise[places] = rounding.of_rows(low, rows[places])
+        part = block.differing(low.problem)
+        shown += part.mismatches
+        found, visible = found + part.found, max(visible, part.visible)
+    shown.sort(key=lambda m: -np.nan_to_num(m.error, nan=np.inf))
+    return Differing(tuple(shown[:NAMED]), found, visible)
 
 
 class _Block:
@@ -236,13 +226,3 @@ class _Block:
             shown.append(Mismatch(problem.entry(row, column), a, n, bound, limit, "", row, column))
         visible = float(np.where(np.isfinite(allowed), allowed, 0.0).max(initial=0.0))
         return Differing(tuple(shown), len(rows), visible)
-
-
-def _joined(parts: list[Differing]) -> Differing:
-    """What several blocks come to."""
-    shown = sorted(
-        (m for part in parts for m in part.mismatches), key=lambda m: -np.nan_to_num(m.error, nan=np.inf)
-    )
-    return Differing(
-        tuple(shown[:NAMED]), sum(part.found for part in parts), max(part.visible for part in parts)
-    )

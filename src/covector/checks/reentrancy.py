@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covector._chart import AnyPlace
 from covector.checks.run import CheckRun
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
@@ -40,7 +41,8 @@ def determinism(run: CheckRun) -> Finding:
     if found is None and run.custom:
         found = _of_more_pullbacks(run)
     if found is not None and tolerance > 0:
-        found = _of_products(run) if run.options.fast else _of_rows(run)
+        rows = _chosen(run.problem.outputs.size)
+        found = _of_products(run) if run.options.fast else _repeated(run, rows, lambda _: None)
     if found is None or found.size <= tolerance:
         return passed("determinism")
     return failed(
@@ -59,20 +61,16 @@ def _of_two_pullbacks(run: CheckRun) -> _Spread | None:
         return None
     # Either the other size or sign gives another gradient, or another run does. What is off at every other
     # run is off in one of two that follow each other; what was off once is right now.
-    _pull_again(run, 2)
-    if (found := _of_cotangent(run, reverse.repeated)) is None:
+    if (found := _of_repeated(run, 2)) is None:
         return _of_cotangent(run, [again, reverse.pulled_as_again()])
-    _pull_again(run, _RUNS - len(reverse.repeated))
-    return _of_cotangent(run, reverse.repeated) or found
+    return _of_repeated(run, _RUNS - len(reverse.repeated)) or found
 
 
 def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     """The same for a backward that differs at times, by as many pullbacks as torch makes."""
     if run.options.fast:
-        if not run.reverse_verdict.suspected:
-            return None
-        _pull_again(run, 2)  # what a look found may be a matter of the run
-        return _of_cotangent(run, run.reverse.repeated)
+        # What a look found may be a matter of the run.
+        return _of_repeated(run, 2) if run.verdict(run.reverse).suspected else None
     reverse, height = run.reverse, run.problem.outputs.size
     chosen = _chosen(height, _busy(reverse.cotangents))
     # Up to so many, nothing adds up to zero; torch pulls every row back, so one more may be.
@@ -80,9 +78,8 @@ def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     sums = _Sums(_sums_to_zero(reverse.cotangents, chosen, one_more=one_more), run.problem.inputs.size)
     for image in reverse.mixed:
         sums.add(image)
-    spread = _repeated(run, chosen, sums.add)
-    _pull_again(run, 1)
-    found = spread or _of_cotangent(run, reverse.repeated)
+    spread, again = _repeated(run, chosen, sums.add), _of_repeated(run, 1)
+    found = spread or again
     if found is None:
         together = torch.zeros(height, dtype=torch.float64)
         together[chosen] = 1.0
@@ -99,17 +96,17 @@ def _of_others(run: CheckRun) -> _Spread | None:
     """How far the pullbacks that were made once are from two others, of which one at least is not off."""
     reverse = run.reverse
     first = torch.from_numpy(reverse.mixed[1:])
-    triples = (
-        [gradient, reverse.pulled_as_sent(cotangent), reverse.pulled_as_sent(cotangent)]
+    return _worst(
+        _of_cotangent(run, [gradient, *(reverse.pulled_as_sent(cotangent) for _ in range(2))])
         for gradient, cotangent in zip(first, reverse.random.others, strict=True)
     )
-    found = [spread for three in triples if (spread := _of_cotangent(run, three)) is not None]
-    return max(found, key=lambda spread: spread.size, default=None)
 
 
-def _pull_again(run: CheckRun, times: int) -> None:
+def _of_repeated(run: CheckRun, times: int) -> _Spread | None:
+    """How far the gradients of the random cotangent are apart, once it was pulled back so often again."""
     for _ in range(times):
         run.reverse.pull_again()
+    return _of_cotangent(run, run.reverse.repeated)
 
 
 def _of_cotangent(run: CheckRun, gradients: list[Tensor]) -> _Spread | None:
@@ -120,33 +117,28 @@ def _of_cotangent(run: CheckRun, gradients: list[Tensor]) -> _Spread | None:
     if size == 0:
         return None
     where = run.problem.inputs.label(at, run.problem.input_names)
-    runs = f"{_count(len(gradients))} runs of the backward on the same cotangent"
-    return _Spread(size, where, runs)
+    count = "two" if len(gradients) == 2 else len(gradients)
+    return _Spread(size, where, f"{count} runs of the backward on the same cotangent")
 
 
-def _count(number: int) -> str:
-    return "two" if number == 2 else str(number)
+def _worst(spreads: Iterable[_Spread | None]) -> _Spread | None:
+    """The largest; None if there is none."""
+    return max(filter(None, spreads), key=lambda spread: spread.size, default=None)
 
 
 def _of_products(run: CheckRun) -> _Spread | None:
     """How far the gradients of a cotangent of length one are apart: one for each output, as in torch."""
-    reverse, worst = run.reverse, None
-    whole = torch.from_numpy(reverse.cotangents[0])
-    for place, name in zip(run.problem.outputs.places, run.problem.output_names, strict=True):
+    reverse, whole = run.reverse, torch.from_numpy(run.reverse.cotangents[0])
+
+    def spread(place: AnyPlace, name: str) -> _Spread | None:
         part = torch.zeros_like(whole)
         part[place.start : place.stop] = whole[place.start : place.stop]
         length = part.norm().clamp_min(torch.finfo(torch.float64).tiny)
         found = _of_cotangent(run, [reverse.pull_coordinates(part / length) for _ in range(_RUNS)])
-        if found is not None and (worst is None or found.size > worst.size):
-            worst = found._replace(
-                runs=f"{_RUNS} runs of the backward on a cotangent of {name} of length one"
-            )
-    return worst
+        runs = f"{_RUNS} runs of the backward on a cotangent of {name} of length one"
+        return found and found._replace(runs=runs)
 
-
-def _of_rows(run: CheckRun) -> _Spread | None:
-    """How far two runs of the backward are apart in some rows of the Jacobian."""
-    return _repeated(run, _chosen(run.problem.outputs.size), lambda _: None)
+    return _worst(map(spread, run.problem.outputs.places, run.problem.output_names))
 
 
 def _repeated(run: CheckRun, rows: Sequence[int], use: Callable[[np.ndarray], None]) -> _Spread | None:
@@ -155,15 +147,15 @@ def _repeated(run: CheckRun, rows: Sequence[int], use: Callable[[np.ndarray], No
     Whatever the period of a fault is, it does not hit two runs that follow each other. What changes once is
     seen in the random cotangent, which is pulled back before and after. None of the gradients is kept.
     """
-    height, worst = run.problem.outputs.size, None
-    for row in rows:
-        pulled = [run.reverse.pull_coordinates(unit(height, row)) for _ in range(2)]
+    outputs, names = run.problem.outputs, run.problem.output_names
+
+    def spread(row: int) -> _Spread | None:
+        pulled = [run.reverse.pull_coordinates(unit(outputs.size, row)) for _ in range(2)]
         use(pulled[0].numpy())
         found = _of_cotangent(run, pulled)
-        if found is not None and (worst is None or found.size > worst.size):
-            output = run.problem.outputs.label(row, run.problem.output_names)
-            worst = found._replace(where=f"d {output} / d {found.where}")
-    return worst
+        return found and found._replace(where=f"d {outputs.label(row, names)} / d {found.where}")
+
+    return _worst(map(spread, rows))
 
 
 def _chosen(height: int, left_out: Sequence[int] = ()) -> list[int]:

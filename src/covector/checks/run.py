@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from covector._chart import Sampled
 from covector._engine import graph
+from covector._engine.messages import is_out_of_memory
 from covector._lazy import lazy
-from covector.checks.precision import Rounding, differences_of, same_at_the_point, same_elsewhere
+from covector.checks.precision import Map, Rounding, differences_of, same_at_the_point, same_elsewhere
 from covector.checks.promotion import lifted
 from covector.checks.taylor import Taylor
+from covector.errors import ResourceError, text_of
 from covector.verify import constants
 from covector.verify.analytic import ZeroMap
 from covector.verify.decide import decide, decide_constant, undoubted
@@ -21,7 +22,6 @@ from covector.verify.options import Options
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.reverse import ReverseMap
-from covector.verify.vectors import weights
 
 # A derivative below this is zero, where it should be.
 _ZERO = 1e-12
@@ -41,12 +41,16 @@ class CheckRun:
         self.above = lifted(problem) if problem.low_precision else None
         """The same function in double precision, if the caller's has less."""
         self._lifted = self.above
-        self.differenced = problem if self.above is None else self.above
         self.numeric = Numeric(self.differenced, options.tol.eps, options.seed, options.max_memory)
         self.reverse = ReverseMap(problem, options.seed, varied=self.varied)
         self.verdicts: dict[str, Verdict] = {}
         """By the label of the derivative."""
         self.raised: BaseException | None = None
+
+    @property
+    def differenced(self) -> Problem:
+        """The function that is differenced."""
+        return self.problem if self.above is None else self.above
 
     @lazy
     def forward(self) -> ForwardMap:
@@ -74,32 +78,22 @@ class CheckRun:
         return self.custom or ends_sparse or graph.from_sparse(problem.reached.inner)
 
     @property
+    def sampled(self) -> bool:
+        """Whether a random sample of the inputs or outputs is looked at."""
+        return isinstance(self.problem.inputs, Sampled) or isinstance(self.problem.outputs, Sampled)
+
+    @property
     def runs(self) -> int:
         """How often the function was run."""
         return self.problem.runs + (0 if self._lifted is None else self._lifted.runs)
 
-    @property
-    def reverse_verdict(self) -> Verdict:
-        """Reverse mode against differences."""
-        return self._verdict(self.reverse)
-
-    @property
-    def forward_verdict(self) -> Verdict:
-        """Forward mode against differences."""
-        return self._verdict(self.forward)
-
-    @property
-    def zero_verdict(self) -> Verdict:
-        """That every derivative is zero, where no output has a graph."""
-        return self._verdict(ZeroMap(self.problem, self.options.seed))
-
-    def _verdict(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
-        """What was decided about a derivative; decided once."""
+    def verdict(self, analytic: Map | ZeroMap) -> Verdict:
+        """What was decided about a derivative, held against differences; decided once."""
         if analytic.label not in self.verdicts:
             self.verdicts[analytic.label] = self._decide(analytic)
         return self.verdicts[analytic.label]
 
-    def _decide(self, analytic: ReverseMap | ForwardMap | ZeroMap) -> Verdict:
+    def _decide(self, analytic: Map | ZeroMap) -> Verdict:
         if isinstance(analytic, ZeroMap):
             # As in torch, the tolerance of fast mode.
             atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
@@ -115,28 +109,32 @@ class CheckRun:
             return agreed
         precise = type(analytic)(high, seed, varied=self.varied)
         verdict = decide(self.numeric, precise, self.options)
-        right = verdict.outcome is Outcome.PASSED
         differing = differences_of(analytic, precise, self.options.tol, self.rounding)
         if isinstance(analytic, ReverseMap) and isinstance(precise, ReverseMap):
             explained = analytic.odd is not None and self.rounding.explains_sums(analytic)
             analytic.odd = precise.odd if explained else analytic.odd or precise.odd
             analytic.refused = precise.refused
-        if not differing.mismatches:
-            return differing.added_to(verdict)
-        if right and same_elsewhere(low, high, self.rounding, seed):
-            return differing.added_to(verdict)
-        # Of a derivative that is wrong in double precision alone, nobody asked.
-        return self._as_given(analytic)
+        right = verdict.outcome is Outcome.PASSED
+        if differing.mismatches and not (right and same_elsewhere(low, high, self.rounding, seed)):
+            # Of a derivative that is wrong in double precision alone, nobody asked.
+            return self._as_given(analytic)
+        return differing.added_to(verdict)
 
-    def _as_given(self, analytic: ReverseMap | ForwardMap) -> Verdict:
+    def _as_given(self, analytic: Map) -> Verdict:
         """The verdict on the function in its own precision: in another it is another one, or refuses."""
         if self.above is not None:
-            self.above, self.differenced, options = None, self.problem, self.options
+            self.above, options = None, self.options
             self.numeric = Numeric(self.problem, options.tol.eps, options.seed, options.max_memory)
         verdict = decide(self.numeric, analytic, self.options)
         if self.problem.low_precision and isinstance(analytic, ReverseMap) and analytic.odd is not None:
             analytic.odd = None if self.rounding.explains_sums(analytic) else analytic.odd
         return verdict
+
+    def require_memory(self, error: Exception) -> None:
+        """A derivative that runs out of memory may be right: that is no finding."""
+        if is_out_of_memory(error):
+            text = f"{self.problem.caller}: a derivative ran out of memory: {text_of(error)}"
+            raise ResourceError(text) from error
 
     @lazy
     def rounding(self) -> Rounding:
@@ -148,9 +146,9 @@ class CheckRun:
         """What was looked at, and how far an entry of a derivative that passed may be off."""
         problem, seed, count = self.problem, self.options.seed, self.options.directions
         size = f"{problem.outputs.size} x {problem.inputs.size} entries"
-        if isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled):
+        if self.sampled:
             size = f"a random sample of {size}, seed {seed}"
-        verdicts = [verdict for verdict in (self.verdicts.values()) if verdict.looks]
+        verdicts = [verdict for verdict in self.verdicts.values() if verdict.looks]
         if not verdicts:
             return size
         taken = dict.fromkeys(_LOOKS[look] for verdict in verdicts for look in verdict.looks)
@@ -170,22 +168,3 @@ class CheckRun:
         allowed = (rtol + constants.ROUNDINGS_OF_A_PULLBACK * self.problem.rounding) * size + atol
         off = (got - expected).abs() <= allowed
         return bool((off | got.isnan() | expected.isnan() | ~size.isfinite()).all())
-
-    @lazy
-    def homogeneous(self) -> bool:
-        """Whether the pullback scales with the cotangent."""
-        got, expected = self.reverse.again, self.reverse.pulled_coordinates
-        if torch.equal(got, expected):
-            return True
-        return self.close(got, expected, expected.abs() + 1)
-
-    @lazy
-    def additive(self) -> bool:
-        """Whether the pullback of a sum of two cotangents is the sum of their pullbacks."""
-        if self.problem.low_precision:  # of which rounding is another matter
-            return True
-        reverse, chart = self.reverse, self.problem.outputs
-        other = weights(chart.size, self.options.seed + 1)
-        apart, mine = reverse.pull_coordinates(other), reverse.pulled_coordinates
-        got = reverse.pull_coordinates(torch.from_numpy(reverse.cotangents[0]) + other)
-        return self.close(got, apart + mine, apart.abs() + mine.abs() + chart.size**0.5)

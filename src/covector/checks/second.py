@@ -12,6 +12,7 @@ from covector._chart import ShapeChange
 from covector._engine import graph, reverse
 from covector._random import seeded
 from covector._tree import Evaluation, flatten
+from covector.checks.arguments import as_tuple
 from covector.errors import ArgumentTypeError, ArgumentValueError
 from covector.transforms._door import summary
 from covector.verify.likes import tensors_for_outputs
@@ -43,24 +44,24 @@ def backward_of(problem: Problem, count: int) -> Callable[..., tuple[Tensor, ...
             if any(graph.survey(output).once for output in outputs):
                 # torch gives such a gradient without its graph, and a second derivative would lack a term.
                 pulled = [value if value is None else graph.refused(value, variables) for value in pulled]
-            if any(value is not None and value.requires_grad for value in pulled):
-                # One that lost its graph counts as constant to torch, and nobody would look at it.
-                pulled = [
-                    value if value is None or value.requires_grad else graph.constant(value, variables)
-                    for value in pulled
-                ]
-        return tuple(
-            torch.zeros_like(variable) if value is None else value
-            for variable, value in zip(variables, pulled, strict=True)
-        )
+            connected = any(value is not None and value.requires_grad for value in pulled)
+            # One that lost its graph counts as constant to torch, and nobody would look at it.
+            pulled = [
+                graph.constant(value, variables)
+                if connected and value is not None and not value.requires_grad
+                else value
+                for value in pulled
+            ]
+        pairs = zip(variables, pulled, strict=True)
+        return tuple(torch.zeros_like(x) if value is None else value for x, value in pairs)
 
     return pull
 
 
 def given_cotangents(problem: Problem, grad_outputs: Any) -> tuple[Tensor, ...]:
     """The caller's cotangents, if there is one for each output that requires grad, of its shape."""
-    given = tuple(grad_outputs) if isinstance(grad_outputs, tuple | list) else (grad_outputs,)
-    outputs = problem.graph_outputs if problem.differentiable else []
+    given = as_tuple(grad_outputs)
+    outputs = problem.graph_outputs
     if len(given) != len(outputs):
         raise ArgumentValueError(
             f"{problem.caller}: grad_outputs must have a tensor for each output that requires grad, "
@@ -83,15 +84,11 @@ def given_cotangents(problem: Problem, grad_outputs: Any) -> tuple[Tensor, ...]:
 def random_cotangents(problem: Problem, scattered: bool, seed: int) -> tuple[Tensor, ...]:
     """Random cotangents for each differentiable output, on request not contiguous."""
     generator = seeded(seed)
-    places = problem.outputs.places if problem.differentiable else ()
-    drawn = [(place, place.random(generator)) for place in places]
-    return tuple(
-        (_scattered(value) if scattered and place.has_strides else value).requires_grad_()
-        for place, value in drawn
-    )
-
-
-def _scattered(value: Tensor) -> Tensor:
-    """The same numbers, not contiguous."""
-    # Every other element of twice the memory, as torch lays them out: such a tensor still has a view(-1).
-    return value if value.numel() < 2 else value.repeat_interleave(2, dim=-1)[..., ::2]
+    drawn = []
+    for place in problem.outputs.places:
+        value = place.random(generator)
+        if scattered and place.has_strides and value.numel() > 1:
+            # Every other element of twice the memory, as torch lays them out: it still has a view(-1).
+            value = value.repeat_interleave(2, dim=-1)[..., ::2]
+        drawn.append(value.requires_grad_())
+    return tuple(drawn)

@@ -11,6 +11,7 @@ from torch import Tensor
 from covector._chart import Pattern, SparsePlace, is_sparse, refusal
 from covector._engine.messages import missing_kernel
 from covector._tree import flatten, unflatten
+from covector.checks.arguments import as_tuple
 from covector.errors import ArgumentTypeError, Caller, OutputError, UnsupportedError
 from covector.transforms._door import summary
 
@@ -48,12 +49,12 @@ def as_sparse_gradcheck(gradcheck: Checker) -> Checker:
             f"as_sparse_gradcheck: expected a function like gradcheck, got {summary(gradcheck)}."
         )
 
-    @_named_after(gradcheck)
+    # A partial has no name of its own.
+    @functools.wraps(gradcheck.func if isinstance(gradcheck, functools.partial) else gradcheck)
     def sparse_gradcheck(func: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
         masked = bool(kwargs.pop("masked", False))
         caller = Caller("as_sparse_gradcheck", func)
-        given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        leaves, spec = flatten(given)
+        leaves, spec = flatten(as_tuple(inputs))
         patterns: dict[int, Pattern] = {}
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -84,11 +85,6 @@ def _built(caller: Caller, pattern: Pattern, values: Tensor) -> Tensor:
         if (missing := missing_kernel(error)) is None:
             raise
         raise UnsupportedError(f"{caller}: torch does not have {missing}, which an input needs.") from error
-
-
-def _named_after(gradcheck: Checker) -> Callable[[Checker], Checker]:
-    """What `functools.wraps` does, also for a partial, which has no name."""
-    return functools.wraps(gradcheck.func if isinstance(gradcheck, functools.partial) else gradcheck)
 
 
 def _strided(caller: Caller, returned: Any, masked: bool) -> Any:

@@ -115,10 +115,8 @@ def undefined_tangents(run: CheckRun) -> Finding:
         zeros = [torch.zeros_like(t) if i == missing else t for i, t in enumerate(tangents)]
         expected = forward.coordinates(forward.apply(zeros))
         if not run.close(got, expected, expected.abs() + 1):
-            what = (
-                f"without a tangent for {problem.input_names[missing]} the result is not that of a zero one"
-            )
-            return failed(name, what)
+            which = problem.input_names[missing]
+            return failed(name, f"without a tangent for {which} the result is not that of a zero one")
     return passed(name)
 
 

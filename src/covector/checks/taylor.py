@@ -21,7 +21,8 @@ a kink lies between two steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import dropwhile, islice, takewhile
 from math import comb, log2
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from covector._engine.levels import GradMode
 from covector._lazy import lazy
 from covector.errors import UnsupportedError, first_sentence
 from covector.verify import constants
-from covector.verify.finding import Finding, Outcome, Table
+from covector.verify.finding import Finding, Outcome, Table, failed
 from covector.verify.forward import ForwardMap
 from covector.verify.numeric import Numeric
 from covector.verify.reverse import ReverseMap
@@ -107,21 +108,41 @@ class Rate:
     what: str
     expected: int
     rungs: tuple[Rung, ...]
-    order: float | None
-    """None where too few remainders are above the noise to fit one."""
-    dropped: bool
-    """Whether the remainder falls into the noise faster than with the expected order."""
     noise: float
     slope: float
     """The size of the linear term, for a step of one."""
+    dropped: bool = False
+    """Whether the remainder falls into the noise faster than with the expected order."""
+
+    @lazy
+    def counted(self) -> list[Rung]:
+        """The smallest steps on which the remainder counts, without a gap between them."""
+        below = dropwhile(lambda rung: not rung.counts, reversed(self.rungs))
+        return [*islice(takewhile(lambda rung: rung.counts, below), _FITTED)][::-1]
+
+    @lazy
+    def order(self) -> float | None:
+        """The slope of a line through the logarithms; None where too few remainders are above the noise."""
+        if len(self.counted) < _FEWEST:
+            return None
+        steps, remainders = np.log2([(rung.step, rung.remainder) for rung in self.counted]).T
+        return float(np.polyfit(steps, remainders, 1)[0])
+
+    @property
+    def drops(self) -> bool:
+        """Whether the remainder drops from the last step on which it counts into noise, and stays there."""
+        if not self.counted:
+            return False
+        last = self.counted[-1]
+        below = sum(rung.step < last.step for rung in self.rungs)
+        return below >= _QUIET and last.remainder > 2.0 ** (self.expected + _RIGHT) * _ABOVE * last.noise
 
     @property
     def off(self) -> float:
         """How far the last derivative is off along the direction, if it is wrong."""
-        counted = _smallest(self.rungs)
-        if not counted:
+        if not self.counted:
             return 0.0
-        last = counted[-1]
+        last = self.counted[-1]
         return 2 * last.remainder / last.step**2 if self.expected == 3 else last.remainder / last.step
 
     @property
@@ -144,6 +165,10 @@ class Rate:
             return "is above the noise on too few steps to fit an order"
         return f"falls with order {self.order:.2f}"
 
+    def said_of(self, derivative: str) -> str:
+        """What is said of the derivative with which the remainder was taken."""
+        return f"the remainder with {derivative} {self.words}, noise floor {self.noise:.1e}"
+
 
 class Taylor:
     """The function of a problem along a random direction, and how its remainders fall."""
@@ -153,7 +178,8 @@ class Taylor:
         height, width = self._problem.shape
         self.cotangent = weights(height, seed + 17).numpy()
         self.direction = weights(width, seed + 18).numpy() * self._scale()
-        self._used_noise = 0.0  # by which the first derivative was judged
+        self._known: dict[float, tuple[float, np.ndarray]] = {}
+        """Phi by step, and the move that was really made."""
         self.rates: list[Rate] = []
         """What was measured, for the report."""
 
@@ -172,7 +198,7 @@ class Taylor:
     # The function along the direction.
 
     def _at(self, step: float) -> tuple[float, np.ndarray]:
-        """Phi there, and the move that was really made."""
+        """Phi there, and the move that is really made."""
         problem = self._problem
         moved = problem.stored(problem.point + step * self.direction)
         return self._along(self._numeric.single(moved)), moved - problem.point
@@ -192,20 +218,6 @@ class Taylor:
             return float(np.sqrt(np.nansum(np.square(self.cotangent * self._problem.value))))
 
     @lazy
-    def _values(self) -> dict[float, tuple[float, np.ndarray]]:
-        """What is known of phi, by step."""
-        return {}
-
-    def _known(self, step: float) -> tuple[float, np.ndarray]:
-        if step not in self._values:
-            self._values[step] = self._at(step)
-        return self._values[step]
-
-    def _noise(self, spacing: float) -> float:
-        """The noise of phi: of its terms, or what its differences show."""
-        return max(self.rounding, self._measured(spacing))
-
-    @lazy
     def rounding(self) -> float:
         """The rounding error of phi."""
         return float(np.sqrt(np.nansum(np.square(self.cotangent * self._numeric.noise))))
@@ -213,71 +225,68 @@ class Taylor:
     @lazy
     def noise(self) -> float:
         """The noise between neighbouring points."""
-        return self._noise(_NARROW)
+        return self._measured(_NARROW)
 
     @lazy
     def wide_noise(self) -> float:
         """The noise between points that are further apart."""
-        return self._noise(_WIDE)
+        return self._measured(_WIDE)
 
     def _measured(self, spacing: float) -> float:
-        """Independent errors of this size would make the sixth differences as large as they are."""
+        """The error of its terms, or what makes sixth differences as large as they are, if independent."""
         values = np.array([self._at(spacing * step)[0] for step in range(_ORDER + 2)])
         found = abs(np.diff(values, _ORDER)).max() / comb(2 * _ORDER, _ORDER) ** 0.5
-        return float(found) if np.isfinite(found) else 0.0
+        return max(self.rounding, float(found) if np.isfinite(found) else 0.0)
 
     # Remainders.
 
-    def first(self, name: str, gradient: np.ndarray | None, slope: float | None) -> Rate:
-        """With the first derivative: a gradient of <v, f>, or its slope along the direction."""
-
-        def linear(step: float, move: np.ndarray) -> float:
-            return float(gradient @ move) if gradient is not None else step * (slope or 0.0)
-
-        terms = gradient * self.direction if gradient is not None else np.array([slope or 0.0])
+    def first(self, name: str, linear: Model, terms: np.ndarray) -> Rate:
+        """With the first derivative, whose slope along the direction is the sum of these terms."""
         size = float(np.linalg.norm(terms))
         rate = self._rate(name, 2, linear, size, self.noise)
         if rate.outcome is Outcome.FAILED and self._stands(rate, float(terms.sum())):
             rate = self._rate(name, 2, linear, size, self.wide_noise)
-        self._used_noise = rate.noise
+        self.rates.append(rate)
         return rate
 
     def _stands(self, rate: Rate, slope: float) -> bool:
         """Whether phi stands still where the order was fitted: it goes in steps, as a solver's."""
-        counted = _smallest(rate.rungs)
-        moved = [abs(self._known(rung.step)[0] - self._here) for rung in counted]
-        return all(move < _MOVES * rung.step * abs(slope) for move, rung in zip(moved, counted, strict=True))
+        return all(
+            abs(self._known[rung.step][0] - self._here) < _MOVES * rung.step * abs(slope)
+            for rung in rate.counted
+        )
 
-    def second(self, name: str, gradient: np.ndarray, curvature: float) -> Rate:
-        """With the first two derivatives."""
+    def second(self, name: str, linear: Model, curvature: float) -> Rate:
+        """With the first two derivatives, and the noise by which the first was judged."""
 
         def quadratic(step: float, move: np.ndarray) -> float:
-            return float(gradient @ move) + step**2 * curvature / 2
+            return linear(step, move) + step**2 * curvature / 2
 
-        slope = float(np.linalg.norm(gradient * self.direction))
-        return self._rate(name, 3, quadratic, slope, self._used_noise)
+        first = self.rates[-1]
+        self.rates.append(self._rate(name, 3, quadratic, first.slope, first.noise))
+        return self.rates[-1]
 
     def _rate(self, name: str, expected: int, model: Model, slope: float, noise: float) -> Rate:
         """How the remainder of a Taylor polynomial falls; `slope` is the size of its linear term."""
-        rungs = tuple(self._ladder(model, noise, slope))
-        counted = _smallest(rungs)
-        order = _fitted(counted)
-        dropped = _drops(rungs, counted, expected)
-        while not dropped and order is not None and order < _FLAT:
+        rate = Rate(name, expected, tuple(self._ladder(model, noise, slope)), noise, slope)
+        if rate.drops:
+            return replace(rate, dropped=True)
+        while rate.order is not None and rate.order < _FLAT:
             # It does not fall: that is the noise.
-            noise = max(rung.remainder for rung in counted)
-            rungs = tuple(Rung(r.step, r.remainder, max(r.noise, noise)) for r in rungs)
-            counted = _smallest(rungs)
-            order = _fitted(counted)
+            noise = max(rung.remainder for rung in rate.counted)
+            rungs = (replace(rung, noise=max(rung.noise, noise)) for rung in rate.rungs)
+            rate = replace(rate, rungs=tuple(rungs), noise=noise)
         # If all is noise, even on the longest step, the derivative is right but for that noise.
-        dropped = dropped or (bool(rungs) and not counted and noise <= _NOISY * max(self._size, slope))
-        return Rate(name, expected, rungs, order, dropped, noise, slope)
+        hidden = bool(rate.rungs) and not rate.counted and rate.noise <= _NOISY * max(self._size, slope)
+        return replace(rate, dropped=hidden)
 
     def _remainders(self, model: Model, step: float) -> list[float]:
         """On both sides of the point; not those outside of the domain."""
         found = []
         for side in (step, -step):
-            value, move = self._known(side)
+            if side not in self._known:
+                self._known[side] = self._at(side)
+            value, move = self._known[side]
             found.append(value - self._here - model(side, move))
         return [value for value in found if np.isfinite(value)]
 
@@ -310,15 +319,14 @@ class Taylor:
         if not inner:
             return 0.0
         ones = [torch.ones_like(part) for part in inner]
-        second = problem.inputs.coordinates(
-            graph.backward(inner, ones, problem.variables, keep=False, record=False)
-        )
-        return float(graph.written_out(second).numpy() @ self.direction)
+        pulled = graph.backward(inner, ones, problem.variables, keep=False, record=False)
+        second = graph.written_out(problem.inputs.coordinates(pulled))
+        return float(second.numpy() @ self.direction)
 
-    def sides(self, rate: Rate, gradient: np.ndarray) -> list[float]:
+    def sides(self, rate: Rate, linear: Model) -> list[float]:
         """How far the slopes on either side are from the gradient's, at the smallest step that counts."""
-        step = _smallest(rate.rungs)[-1].step
-        found = self._remainders(lambda _, move: float(gradient @ move), step)
+        step = rate.counted[-1].step
+        found = self._remainders(linear, step)
         return [value / side for value, side in zip(found, (step, -step), strict=False)]
 
     def table(self) -> Table:
@@ -339,34 +347,6 @@ class Taylor:
         return Table("Taylor remainder", columns, (*rows, order))
 
 
-def _smallest(rungs: tuple[Rung, ...]) -> list[Rung]:
-    """The smallest steps on which the remainder counts, without a gap between them."""
-    found: list[Rung] = []
-    for rung in reversed(rungs):
-        if rung.counts:
-            found.insert(0, rung)
-        elif found:
-            break
-    return found[-_FITTED:]
-
-
-def _drops(rungs: tuple[Rung, ...], counted: list[Rung], expected: int) -> bool:
-    """Whether the remainder drops from the last step on which it counts into the noise, and stays there."""
-    if not counted:
-        return False
-    last = counted[-1]
-    below = [rung for rung in rungs if rung.step < last.step]
-    return len(below) >= _QUIET and last.remainder > 2.0 ** (expected + _RIGHT) * _ABOVE * last.noise
-
-
-def _fitted(rungs: list[Rung]) -> float | None:
-    """The slope of a line through the logarithms."""
-    if len(rungs) < _FEWEST:
-        return None
-    steps, remainders = (np.log2([getattr(rung, name) for rung in rungs]) for name in ("step", "remainder"))
-    return float(np.polyfit(steps, remainders, 1)[0])
-
-
 _UNSMOOTH = (
     "The order lies between that of a right and of a wrong derivative: the function is not smooth enough at "
     "this point, or changes within the shortest steps."
@@ -384,13 +364,15 @@ def reverse_remainder(run: CheckRun) -> Finding:
     taylor, problem = run.taylor, run.differenced
     reverse = run.reverse if problem is run.problem else ReverseMap(problem, run.options.seed)
     gradient = reverse.pull_coordinates(torch.from_numpy(taylor.cotangent)).numpy()
-    first = taylor.first("first derivative", gradient, None)
-    taylor.rates.append(first)
-    if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, gradient, run.options.tol.kinks)):
+
+    def linear(_: float, move: np.ndarray) -> float:
+        return float(gradient @ move)
+
+    first = taylor.first("first derivative", linear, gradient * taylor.direction)
+    if first.outcome is Outcome.FAILED and (found := _kink(taylor, first, linear, run.options.tol.kinks)):
         return found
     if first.outcome is Outcome.FAILED and _excluded(run, first):
-        what = f"the remainder with reverse mode {first.words}, noise floor {first.noise:.1e}"
-        return Finding(_CHECK, Outcome.INCONCLUSIVE, what, advice=_SMOOTH_BELOW)
+        return Finding(_CHECK, Outcome.INCONCLUSIVE, first.said_of("reverse mode"), advice=_SMOOTH_BELOW)
     if first.outcome is not Outcome.PASSED:
         return _judged(_CHECK, first, "reverse mode")
     try:
@@ -398,8 +380,7 @@ def reverse_remainder(run: CheckRun) -> Finding:
     except Exception as error:  # it is not asked for by everybody, so a refusal is no failure
         remark = f"there is no second derivative to look at: {first_sentence(error)}"
         return _judged(_CHECK, first, "reverse mode", remark)
-    second = taylor.second("second derivative", gradient, curvature)
-    taylor.rates.append(second)
+    second = taylor.second("second derivative", linear, curvature)
     if second.outcome is not Outcome.PASSED:
         return _judged(_CHECK, second, "the second derivative")
     return _judged(_CHECK, first, "reverse mode", f"with the second derivative it {second.words}")
@@ -410,8 +391,8 @@ def forward_remainder(run: CheckRun) -> Finding:
     taylor, problem = run.taylor, run.differenced
     forward = run.forward if problem is run.problem else ForwardMap(problem, run.options.seed)
     pushed = forward.push_coordinates(torch.from_numpy(taylor.direction)).numpy()
-    rate = taylor.first("forward mode", None, float(taylor.cotangent @ pushed))
-    taylor.rates.append(rate)
+    slope = float(taylor.cotangent @ pushed)
+    rate = taylor.first("forward mode", lambda step, _: step * slope, np.array([slope]))
     return _judged(f"{_CHECK}, forward mode", rate, "forward mode")
 
 
@@ -420,7 +401,7 @@ def _excluded(run: CheckRun, rate: Rate) -> bool:
 
     It cannot if they would have shown an error of that size, or if the function is rough between the steps.
     """
-    verdict, taylor = run.reverse_verdict, run.taylor
+    verdict, taylor = run.verdict(run.reverse), run.taylor
     # Errors of every entry add up along random vectors like the lengths of these.
     size = float(np.linalg.norm(taylor.cotangent)) * float(np.linalg.norm(taylor.direction))
     rough = rate.noise > _ROUGH * taylor.rounding
@@ -429,10 +410,10 @@ def _excluded(run: CheckRun, rate: Rate) -> bool:
     )
 
 
-def _kink(taylor: Taylor, rate: Rate, gradient: np.ndarray, kinks: str) -> Finding | None:
+def _kink(taylor: Taylor, rate: Rate, linear: Model, kinks: str) -> Finding | None:
     """What is said of a function that has two slopes here: none of them is right on both sides."""
-    slopes = taylor.sides(rate, gradient)
-    steepest, smallest = max(map(abs, slopes), default=0.0), _smallest(rate.rungs)[-1].step
+    slopes = taylor.sides(rate, linear)
+    steepest, smallest = max(map(abs, slopes), default=0.0), rate.counted[-1].step
     if smallest > max(_AT_THE_POINT, _NEXT * _ABOVE * taylor.rounding / steepest if steepest else 0.0):
         return None  # it lies beside the point: smaller steps would show it, and do not
     if len(slopes) < 2 or abs(slopes[0] - slopes[1]) <= 0.5 * max(map(abs, slopes)):
@@ -440,18 +421,15 @@ def _kink(taylor: Taylor, rate: Rate, gradient: np.ndarray, kinks: str) -> Findi
     text = "the function is not differentiable at this point: along this direction it has two slopes"
     if kinks == "pass" and min(slopes) <= 0 <= max(slopes):
         return Finding(_CHECK, Outcome.PASSED, f"{text}, and the derivative lies between them")
-    return Finding(_CHECK, Outcome.FAILED, text)
+    return failed(_CHECK, text)
 
 
 def _judged(check: str, rate: Rate, derivative: str, remark: str = "") -> Finding:
     """A rate as a finding."""
-    found = f"the remainder with {derivative} {rate.words}, noise floor {rate.noise:.1e}"
+    found = rate.said_of(derivative)
     if rate.outcome is Outcome.PASSED:
         return Finding(check, Outcome.PASSED, "; ".join(filter(None, (found, remark))))
     if rate.outcome is Outcome.FAILED:
-        text = (
-            f"{found}; with a right one it falls with order {rate.expected}. Along this direction it is off "
-            f"by {rate.off:.2g}"
-        )
-        return Finding(check, Outcome.FAILED, text)
+        right = f"with a right one it falls with order {rate.expected}"
+        return failed(check, f"{found}; {right}. Along this direction it is off by {rate.off:.2g}")
     return Finding(check, Outcome.INCONCLUSIVE, found, advice=_FEW if rate.order is None else _UNSMOOTH)

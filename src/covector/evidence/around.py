@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covector._chart import AnyPlace, Chart
 from covector.checks.run import CheckRun
-from covector.evidence.sample import FEW, grids, is_gridded, spread, widened
+from covector.evidence.sample import FEW, grids, holds, inside, is_gridded, spread, widened
 from covector.verify.numeric import Numeric
 from covector.verify.vectors import weights
 
@@ -29,16 +29,11 @@ _GROWS = 2
 _FEWER = 4
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """How many rows and columns a sample begins with."""
 
     rows: int
     columns: int
-
-    def shared(self) -> Room:
-        """The room of a smaller one."""
-        return Room(self.rows // _FEWER, self.columns // _FEWER)
 
 
 class Differences:
@@ -51,33 +46,29 @@ class Differences:
 
     def on(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The slopes on some rows and columns, and how far off they may be."""
-        self._take(columns)
-        at = rows.numpy()
+        at, whole = rows.numpy(), np.zeros(self._numeric.problem.shape[0])
         slopes = np.zeros((len(at), columns.numel()))
-        for i, column in enumerate(columns.tolist()):
-            touched, values = self._known[column]
-            place = np.searchsorted(touched, at).clip(max=max(0, len(touched) - 1))
-            seen = touched[place] == at if len(touched) else np.zeros(len(at), dtype=bool)
-            slopes[seen, i] = values[place[seen]]
+        for i, (touched, values) in enumerate(self._columns(columns)):
+            whole[touched] = values
+            slopes[:, i] = whole[at]
+            whole[touched] = 0.0
         bounds = self._numeric.bounds(at, columns.numpy())
         return torch.from_numpy(slopes), torch.from_numpy(bounds)
 
     def touched(self, columns: Tensor) -> Tensor:
         """The rows that depend on some of these columns."""
-        self._take(columns)
         found = np.zeros(self._numeric.problem.shape[0], dtype=bool)
-        for column in columns.tolist():
-            found[self._known[column][0]] = True
+        for touched, _ in self._columns(columns):
+            found[touched] = True
         return torch.from_numpy(found).nonzero().flatten()
 
     def beyond(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Which of these columns other rows than these depend on."""
-        self._take(columns)
         at = rows.numpy()
-        return torch.tensor([not np.isin(self._known[c][0], at).all() for c in columns.tolist()])
+        return torch.tensor([not np.isin(touched, at).all() for touched, _ in self._columns(columns)])
 
-    def _take(self, columns: Tensor) -> None:
-        """Difference those that are not known yet, as many at once as memory allows."""
+    def _columns(self, columns: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """What is known of these columns: new ones are differenced, as many at once as memory allows."""
         new = torch.tensor([c for c in columns.tolist() if c not in self._known], dtype=torch.int64)
         at_once = max(1, AT_ONCE // max(1, self._numeric.problem.shape[0]))
         for part in new.split(at_once) if new.numel() else ():
@@ -87,6 +78,7 @@ class Differences:
                 # What is not finite is kept too.
                 rows = (~(abs(slopes[:, i]) <= noise[:, i])).nonzero()[0]
                 self._known[column] = rows, slopes[rows, i]
+        return map(self._known.__getitem__, columns.tolist())
 
 
 class Spot(NamedTuple):
@@ -106,7 +98,7 @@ def with_others(run: CheckRun, spots: Sequence[Spot], differences: Differences) 
         return [*spots]
     row = torch.tensor([spots[0].row])
     pulled = run.reverse.rows(row.numpy())[0]
-    others = [p for p in inputs.places if not any(p.start <= spot.column < p.stop for spot in spots)]
+    others = [p for p in inputs.places if not holds(p, (spot.column for spot in spots))]
     largest = [p.start + int(abs(pulled[p.start : p.stop]).argmax()) for p in others if p.stop > p.start]
     columns = torch.tensor([column for column in largest if pulled[column]][:FEW], dtype=torch.int64)
     slopes, bounds = differences.on(row, columns)
@@ -133,7 +125,7 @@ class Around:
         rows, columns = self._grids(room)
         touched = self.differences.touched(columns)
         if touched.numel() > most:
-            fewer = self._grids(room.shared())
+            fewer = self._grids(Room(room.rows // _FEWER, room.columns // _FEWER))
             few_touched = self.differences.touched(fewer[1])
             if few_touched.numel() <= most:
                 (rows, columns), touched = fewer, few_touched
@@ -146,7 +138,7 @@ class Around:
             acted_on = self._pulled(rows).nonzero().flatten()
             columns = _joined(inputs, columns, acted_on, _GROWS * room.columns)
             most = _GROWS * min(room.rows, room.columns)
-            wrong = [p for p in inputs.places if any(p.start <= spot.column < p.stop for spot in self.wrong)]
+            wrong = [p for p in inputs.places if holds(p, (spot.column for spot in self.wrong))]
             matched, columns = _matched(outputs.places, wrong, rows, columns, most)
             # Not without the row that is known to be wrong.
             rows = matched if all(spot.row in matched for spot in self.wrong[:1]) else rows
@@ -155,22 +147,12 @@ class Around:
     def _grids(self, room: Room) -> tuple[Tensor, Tensor]:
         """Indices around the worst mismatch of each tensor: as rows, and as columns."""
         problem = self.run.problem
-        sides = [
-            _Side.of(problem.outputs.places, [spot.row for spot in self.wrong], room.rows),
-            _Side.of(problem.inputs.places, [spot.column for spot in self.wrong], room.columns),
-        ]
-        found = iter(
-            grids(
-                [place for side in sides for place in side.gridded],
-                [anchor for side in sides for anchor in side.anchors],
-                [side.most for side in sides for _ in side.gridded],
-            )
-        )
-        rows, columns = (
-            torch.cat([*(next(found).coordinates for _ in side.gridded), *side.others]).unique()
-            for side in sides
-        )
-        return rows, columns
+        left = _side(problem.outputs.places, [spot.row for spot in self.wrong], room.rows)
+        top = _side(problem.inputs.places, [spot.column for spot in self.wrong], room.columns)
+        made = grids(left.places + top.places, left.anchors + top.anchors, left.most + top.most)
+        found, count = [grid.coordinates for grid in made], len(left.places)
+        rows, columns = [*found[:count], *left.others], [*found[count:], *top.others]
+        return torch.cat(rows).unique(), torch.cat(columns).unique()
 
     def _pulled(self, rows: Tensor) -> Tensor:
         """A gradient that is not zero where reverse mode has entries on these rows, by one pullback."""
@@ -194,37 +176,33 @@ class Around:
         return int(left)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The tensors of one side that have a grid, their worst mismatches, and a few elements of the others."""
+class _Side(NamedTuple):
+    """The tensors of one side that get a grid, their worst mismatches, and a few elements of the others."""
 
-    gridded: list[AnyPlace]
+    places: list[AnyPlace]
     anchors: list[int | None]
-    most: int
+    most: list[int]
     others: list[Tensor]
 
-    @classmethod
-    def of(cls, places: Sequence[AnyPlace], numbers: Sequence[int], room: int) -> _Side:
-        """Grids in so much room: those with a mismatch first."""
-        worst = [next((n for n in numbers if place.start <= n < place.stop), None) for place in places]
-        order = sorted(range(len(places)), key=lambda i: worst[i] is None)
-        chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
-        left = [place for i, place in enumerate(places) if i not in chosen]
-        named = [n for n in numbers if any(place.start <= n < place.stop for place in left)]
-        few = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
-        return cls(
-            [places[i] for i in chosen],
-            [worst[i] for i in chosen],
-            room // max(1, len(chosen)),
-            [*few, torch.tensor(named, dtype=torch.int64)],
-        )
+
+def _side(places: Sequence[AnyPlace], numbers: Sequence[int], room: int) -> _Side:
+    """Grids in so much room: those with a mismatch first."""
+    worst = [next((n for n in numbers if holds(place, [n])), None) for place in places]
+    order = sorted(range(len(places)), key=lambda i: worst[i] is None)
+    chosen = [i for i in order if is_gridded(places[i])][: max(1, room // LEAST)]
+    left = [place for i, place in enumerate(places) if i not in chosen]
+    named = [n for n in numbers if any(holds(place, [n]) for place in left)]
+    others = [place.start + spread(place.stop - place.start, FEW, []) for place in left]
+    others.append(torch.tensor(named, dtype=torch.int64))
+    most = [room // max(1, len(chosen))] * len(chosen)
+    return _Side([places[i] for i in chosen], [worst[i] for i in chosen], most, others)
 
 
 def _joined(chart: Chart, mine: Tensor, others: Tensor, most: int) -> Tensor:
     """Coordinates of each tensor with others of it, if not too many; a grid where they are nearly one."""
     found = []
     for place in chart.places:
-        have, more = (part[(part >= place.start) & (part < place.stop)] for part in (mine, others))
+        have, more = (part[inside(place, part)] for part in (mine, others))
         both = torch.cat([have, more]).unique()
         found.append(widened(place, both, most) if both.numel() <= most else have)
     return torch.cat(found).unique()
@@ -242,11 +220,10 @@ def _matched(
             if output.real_shape != place.real_shape or not (is_gridded(output) and is_gridded(place)):
                 continue
             apart = place.start - output.start
-            mine = columns[(columns >= place.start) & (columns < place.stop)] - apart
-            others = rows[(rows >= output.start) & (rows < output.stop)]
+            mine, others = columns[inside(place, columns)] - apart, rows[inside(output, rows)]
             both = widened(output, torch.cat([mine, others]).unique(), most)
             if both.numel() <= most and mine.numel() and others.numel():
                 rows, columns = torch.cat([rows, both]).unique(), torch.cat([columns, both + apart]).unique()
             elif mine.numel() and bool(torch.isin(mine, others).all()):
-                rows = torch.cat([rows[(rows < output.start) | (rows >= output.stop)], mine]).unique()
+                rows = torch.cat([rows[~inside(output, rows)], mine]).unique()
     return rows, columns

@@ -17,7 +17,7 @@ import linecache
 import os
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -38,6 +38,7 @@ from covector._redirect import redirect, undisturbed
 from covector._tree import Arguments, flatten, unflatten
 from covector.checks.state import unchanged
 from covector.errors import Caller
+from covector.verify.leaves import is_differentiable
 
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 _TORCHS = f"{Path(inspect.getfile(torch)).parent}{os.sep}"
@@ -99,8 +100,8 @@ def _quoted(how: str) -> str:
     return "NumPy" if how == "NumPy" else f"`{how}`"
 
 
-# A call that cuts: its file, its line, and the function of torch that is called there.
-_Key = tuple[str, int, str]
+# A call that cuts: its file, its line, the function of torch that is called there, and for which time.
+_Call = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,11 @@ class Cuts:
     lines: tuple[Cut, ...]
     exits: tuple[Cut, ...]
     """Where numbers leave torch. What Python does with them is not followed: they may matter too."""
-    values: dict[_Key, dict[int, _Value]]
-    """By the call and how often it was made before."""
+    values: dict[_Call, _Value]
 
     def without(self, *cuts: Cut) -> Cuts:
         """The same, with what is cut there not held."""
-        values = {
-            key: {at: value for at, value in calls.items() if value.cut not in cuts}
-            for key, calls in self.values.items()
-        }
+        values = {call: value for call, value in self.values.items() if value.cut not in cuts}
         lines, exits = (tuple(cut for cut in some if cut not in cuts) for some in (self.lines, self.exits))
         return Cuts(lines, exits, values)
 
@@ -145,11 +142,26 @@ def traced(call: Callable[[], Any], *, through_backwards: bool = False) -> Cuts:
     unused = {cut for cut in found if cut.is_saved and cut not in tracer.used}
     lines = tuple(cut for cut in found if cut not in unused and (through_backwards or cut in reached))
     exits = tuple(cut for cut in found if cut in tracer.exits and cut not in lines)
-    return Cuts(lines, exits, dict(tracer.values)).without(*unused)
+    return Cuts(lines, exits, tracer.values).without(*unused)
+
+
+_NOTHING: frozenset[Cut] = frozenset()
 
 
 class _Told(TorchFunctionMode):
-    """A mode that is told of parameters too, which torch makes without asking modes."""
+    """A mode that knows calls apart, and is told of parameters, which torch makes without asking modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met: Counter[tuple[str, int, str]] = Counter()
+
+    def _call(self, frame: FrameType | None, name: str) -> _Call | None:
+        """Which call of the caller's this is, if it is one."""
+        if frame is None:
+            return None
+        line = frame.f_code.co_filename, frame.f_lineno, name
+        self._met[line] += 1
+        return *line, self._met[line]
 
     def __enter__(self) -> Self:
         self._redirected = redirect({_MAKING: (Parameter.__new__, _made)})
@@ -186,16 +198,16 @@ class _Tracer(_Told):
         self.exits: set[Cut] = set()
         self.used: set[Cut] = set()
         """Of the tensors that a forward computes, those that a backward uses."""
-        self.values: defaultdict[_Key, dict[int, _Value]] = defaultdict(dict)
-        self._met: Counter[_Key] = Counter()
-        self._lost: dict[int, frozenset[Cut]] = {}
-        """By the identity of a tensor: the cuts through which it depends on an input."""
+        self.values: dict[_Call, _Value] = {}
+        self._lost: dict[int, tuple[Tensor, frozenset[Cut]]] = {}
+        """By the identity of a tensor: the cuts through which it depends on an input. It is kept, since its
+        identity is taken again when it is gone."""
         self._written: dict[int, frozenset[Cut]] = {}
         """By the address of a storage: the cuts behind what was written into it past the graph."""
-        self._aliases: set[int] = set()
-        """By the identity of a tensor: whether it was made by `.data` or `detach`."""
+        self._aliases: dict[int, Tensor] = {}
+        """By their identity, what was made by `.data` or `detach`."""
         self._at = _NOWHERE  # the call that is followed
-        self._alive: list[Tensor] = []  # an identity is taken again when a tensor is gone
+        self._followed: _Call | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -203,21 +215,19 @@ class _Tracer(_Told):
         name = _name(func)
         # Of the tensor that a new one is like, nothing but device and dtype is taken.
         given = _tensors((tuple(args[1:] if name == "new_tensor" else args), kwargs or {}))
-        nothing: frozenset[Cut] = frozenset()
-        lost = nothing.union(*map(self.lost_in, given))
+        lost = _NOTHING.union(*map(self.lost_in, given))
         connected = any(tensor.requires_grad for tensor in given)
         result = func(*args, **(kwargs or {}))
         self._at = _caller()
-        if self._at.frame is not None:
-            self._met[_key(self._at.frame, name)] += 1
+        self._followed = self._call(self._at.frame, name)
         if self._at.pass_ == _FORWARD:
-            self._follow_forward(name, result, lost, connected)
+            if connected or lost:
+                self._follow_forward(name, result, lost)
             return result
         if self._at.pass_ == _BACKWARD:
             self.used.update(cut for cut in lost if cut.is_saved)
         if name in _ALIASING:
-            self._alive += (aliases := _tensors(result))
-            self._aliases.update(map(id, aliases))
+            self._aliases.update((id(alias), alias) for alias in _tensors(result))
         if name in _EXITS and (connected or lost) and isinstance(result, _NUMBERS):
             self.exits |= lost or self._cut(name, result)
         elif connected or lost:
@@ -226,52 +236,45 @@ class _Tracer(_Told):
 
     def lost_in(self, tensor: Tensor) -> frozenset[Cut]:
         """The cuts through which a tensor depends on an input."""
-        lost = self._lost.get(id(tensor), frozenset())
+        _, lost = self._lost.get(id(tensor), (tensor, _NOTHING))
         if tensor.requires_grad:  # as the output of a custom Function, once its forward has returned
             return frozenset(cut for cut in lost if not cut.is_saved)
-        return lost | self._written.get(_address(tensor), frozenset()) if self._written else lost
+        return lost | self._written.get(_address(tensor), _NOTHING) if self._written else lost
 
-    def _follow_forward(self, name: str, result: Any, lost: frozenset[Cut], connected: bool) -> None:
+    def _follow_forward(self, name: str, result: Any, lost: frozenset[Cut]) -> None:
         """Mark what the forward of a custom Function computes: a cut, if its backward uses it."""
-        if not (connected or lost):
-            return
         own = self._cut(name, result, SAVED) | frozenset(cut for cut in lost if not cut.is_saved)
-        for tensor in _tensors(result):
-            if tensor.is_floating_point() or tensor.is_complex():
-                self._lost[id(tensor)] = own
-                self._alive.append(tensor)
+        self._lost.update((id(t), (t, own)) for t in _tensors(result) if is_differentiable(t))
 
     def _follow(
         self, name: str, args: Sequence[Any], result: Any, lost: frozenset[Cut], connected: bool
     ) -> None:
         """Mark the results of a call with the cuts behind them."""
         for tensor in _tensors(result):
-            numbers = tensor.is_floating_point() or tensor.is_complex()
-            if not numbers and not lost and (name not in _CASTS or tensor.dtype is torch.bool):
+            cast = name in _CASTS and tensor.dtype is not torch.bool
+            if not (lost or cast or is_differentiable(tensor)):
                 continue
             in_place = bool(args) and tensor is args[0]
             beside = in_place and id(tensor) in self._aliases  # the graph does not know whom it writes to
             past = connected and (beside or not tensor.requires_grad or name == "parameter")
             cuts = lost | self._cut(name, result, ".data" if beside else "") if past else lost
             if cuts:
-                self._lost[id(tensor)] = cuts
-                self._alive.append(tensor)
+                self._lost[id(tensor)] = tensor, cuts
             if cuts and in_place:
                 address = _address(tensor)
-                self._written[address] = self._written.get(address, frozenset()) | cuts
+                self._written[address] = self._written.get(address, _NOTHING) | cuts
 
     def _cut(self, name: str, result: Any, how: str = "") -> frozenset[Cut]:
         """The cut that this call is, if a line of the caller's makes it."""
         if name.endswith("_like") or (name.startswith("new_") and name not in _COPIES):
-            return frozenset()  # nothing but shape and dtype is taken
-        frame = self._at.frame
-        if frame is None:
-            return frozenset()
+            return _NOTHING  # nothing but shape and dtype is taken
+        frame, call = self._at.frame, self._followed
+        if frame is None or call is None:
+            return _NOTHING
         how = how or _how(name)
-        cut = Cut(how, frame.f_code.co_filename, frame.f_lineno, _expression(frame, how))
+        cut = Cut(how, call[0], call[1], _expression(frame, how))
         self.found.append(cut)
-        key = _key(frame, name)
-        self.values[key][self._met[key] - 1] = _Value(cut, _copied(result))
+        self.values[call] = _Value(cut, _copied(result))
         return frozenset((cut,))
 
 
@@ -311,10 +314,9 @@ class Holding(_Told):
     def __init__(self, cuts: Cuts) -> None:
         super().__init__()
         self._values = cuts.values
-        self._names = {name for _, _, name in cuts.values}
+        self._names = {name for _, _, name, _ in cuts.values}
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         """By the identity of what a forward computed: the tensor, and what a backward reads instead."""
-        self._met: Counter[_Key] = Counter()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -324,22 +326,15 @@ class Holding(_Told):
         if self._saved and at.pass_ == _BACKWARD:
             args, kwargs = self._as_saved((tuple(args), kwargs))
         result = func(*args, **kwargs)
-        value = self._value_at(at.frame, name)
-        if value is None:
+        call = self._call(at.frame, name)
+        if call not in self._values:
             return result
+        value = self._values[call]
         if value.cut.is_saved:
             pairs = zip(_tensors(result), _tensors(value.result), strict=True)
             self._saved.update((id(moved), (moved, held)) for moved, held in pairs)
             return result
         return _answered(func, args, result, value.result)
-
-    def _value_at(self, frame: FrameType | None, name: str) -> _Value | None:
-        """What the call had given, if it is one of those that are held."""
-        key = None if frame is None else _key(frame, name)
-        if key not in self._values:
-            return None
-        self._met[key] += 1
-        return self._values[key].get(self._met[key] - 1)
 
     def _as_saved(self, given: Any) -> Any:
         """Arguments of a call in a backward, with what a forward computed as it was."""
@@ -429,10 +424,6 @@ def _pass_of(frame: FrameType) -> str:
     if code.co_filename == _FUNCTION:
         return _BACKWARD if is_backward(code) else _FORWARD
     return _FORWARD if code.co_name == "forward" and is_forward(code) else ""
-
-
-def _key(frame: FrameType, name: str) -> _Key:
-    return frame.f_code.co_filename, frame.f_lineno, name
 
 
 def _expression(frame: FrameType, how: str) -> str:

@@ -7,17 +7,18 @@ raises tells nothing and is no reason to fail.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Sampled, values_of
+from covector._chart import values_of
 from covector._engine import graph
 from covector._engine.levels import GradMode
 from covector._lazy import lazy
@@ -55,8 +56,26 @@ _REVERSE, _FORWARD = "reverse mode", "forward mode"
 NO_DERIVATIVE = "no derivative"
 
 
-@dataclass(frozen=True)
-class _Probe:
+_Told = TypeVar("_Told")
+
+
+def _experiment(*modes: str) -> Callable[[Callable[..., _Told]], Callable[..., _Told | None]]:
+    """What an experiment tells: nothing about other modes, and nothing if it raises."""
+
+    def experiment(ask: Callable[..., _Told]) -> Callable[..., _Told | None]:
+        @wraps(ask)
+        def told(evidence: Evidence, *given: Any) -> _Told | None:
+            # That it raises is no surprise if the derivative did so in the check.
+            with forgiving() if evidence.run.raised is None else suppress(Exception):
+                return ask(evidence, *given) if evidence.mode in modes else None
+            return None
+
+        return told
+
+    return experiment
+
+
+class _Probe(NamedTuple):
     """A random direction u and cotangent v, with what both Jacobians give for them."""
 
     move: np.ndarray
@@ -76,48 +95,37 @@ class Evidence:
     """Whether the backward gives the same gradient twice; if not, its entries tell nothing."""
 
     @lazy
-    def jacobians(self) -> Jacobians | None:
+    @_experiment(_REVERSE, _FORWARD, NO_DERIVATIVE)
+    def jacobians(self) -> Jacobians:
         """Both Jacobians, within the budget of a diagnosis; None if they cannot be computed."""
-        with self._attempt():
-            return gather(self.run, self.mode, self.finding.mismatches, DIAGNOSIS)
-        return None
+        return gather(self.run, self.mode, self.finding.mismatches, DIAGNOSIS)
 
     @lazy
     def has_wrong_entries(self) -> bool:
         """Whether the finding is about entries, and the Jacobians show some that are wrong."""
-        if not self.finding.mismatches or self.jacobians is None:
-            return False
-        return bool(self.jacobians.bad.any())
+        both = self.jacobians if self.finding.mismatches else None
+        return both is not None and bool(both.bad.any())
 
     @lazy
-    def pullback_of_zero(self) -> Tensor | None:
-        """The gradient of a cotangent of zero, in coordinates; None in forward mode or if it raises."""
-        if self.mode != _REVERSE:
-            return None
-        with self._attempt():
-            return self.run.reverse.of_zero
-        return None
+    @_experiment(_REVERSE)
+    def pullback_of_zero(self) -> Tensor:
+        """The gradient of a cotangent of zero, in coordinates."""
+        return self.run.reverse.of_zero
 
     @lazy
-    def pulled(self) -> Tensor | None:
-        """The gradient of a random cotangent, in coordinates; None in forward mode or if it raises."""
-        if self.mode != _REVERSE:
-            return None
-        with self._attempt():
-            return self.run.reverse.pulled_coordinates
-        return None
+    @_experiment(_REVERSE)
+    def pulled(self) -> Tensor:
+        """The gradient of a random cotangent, in coordinates."""
+        return self.run.reverse.pulled_coordinates
 
     @lazy
-    def unspecified(self) -> Tensor:
-        """The coordinates of sparse inputs that the gradient of a random cotangent leaves out."""
-        left_out: list[int] = []
-        if self.mode == _REVERSE and self.run.problem.inputs.sparse_layouts:
-            with self._attempt():
-                pairs = zip(self.run.problem.inputs.places, self.run.reverse.pulled, strict=True)
-                left_out = [
-                    i for place, value in pairs if value is not None for i in place.unspecified(value)
-                ]
-        return torch.tensor(left_out, dtype=torch.int64)
+    @_experiment(_REVERSE)
+    def unspecified(self) -> Tensor | None:
+        """The coordinates of sparse inputs that the gradient of a random cotangent leaves out, if any."""
+        inputs = self.run.problem.inputs
+        pairs = zip(inputs.places, self.run.reverse.pulled if inputs.sparse_layouts else (), strict=False)
+        left_out = [i for place, value in pairs if value is not None for i in place.unspecified(value)]
+        return torch.tensor(left_out, dtype=torch.int64) if left_out else None
 
     @lazy
     def cotangent_is_ignored(self) -> bool:
@@ -127,100 +135,88 @@ class Evidence:
             return False
         return self.run.close(self.run.reverse.pulled_coordinates, zero, zero.abs())
 
+    @_experiment(_REVERSE)
     def is_multiple(self, coordinates: range, factor: float) -> bool | None:
         """Whether all derivatives by these coordinates are this multiple of the true ones, by two runs.
 
         Along a random direction u in them, v . J u is compared with (A' v) . u / factor. None: not known.
         """
         run = self.run
-        sampled = isinstance(run.problem.inputs, Sampled) or isinstance(run.problem.outputs, Sampled)
-        if self.mode != _REVERSE or run.problem.low_precision or sampled:
+        if run.problem.low_precision or run.sampled:
             return None
-        with self._attempt():
-            steps, cotangent = run.numeric.steps, weights(run.problem.shape[0], run.options.seed + 5)
-            random = np.zeros(run.problem.shape[1])
-            random[coordinates.start : coordinates.stop] = weights(len(coordinates), run.options.seed + 6)
-            move = steps.made(steps.array(run.numeric.eps) * random)
-            moved = torch.from_numpy(run.numeric.differences(move[None])[0])
-            terms = run.reverse.pull_coordinates(cotangent) * torch.from_numpy(move) / factor
-            return bool((cotangent @ moved - terms.sum()).abs() <= _EVERYWHERE * terms.norm())
-        return None
+        cotangent = weights(run.problem.outputs.size, run.options.seed + 5)
+        move = self._move(np.arange(coordinates.start, coordinates.stop), run.options.seed + 6)
+        moved = torch.from_numpy(run.numeric.differences(move[None])[0])
+        terms = run.reverse.pull_coordinates(cotangent) * torch.from_numpy(move) / factor
+        return bool((cotangent @ moved - terms.sum()).abs() <= _EVERYWHERE * terms.norm())
+
+    def _move(self, columns: np.ndarray, seed: int) -> np.ndarray:
+        """A random move of some coordinates."""
+        steps, random = self.run.numeric.steps, np.zeros(self.run.problem.inputs.size)
+        random[columns] = weights(len(columns), seed)
+        return steps.made(steps.array(self.run.numeric.eps) * random)
 
     @lazy
+    @_experiment(_REVERSE)
     def rounded_to(self) -> torch.dtype | None:
         """The dtype less precise than their own that the numbers of a random gradient are all in."""
-        if self.mode != _REVERSE or self.run.problem.low_precision:
+        pulled = self.run.reverse.pulled_coordinates
+        # A clipped gradient is one number many times, which any dtype may hold.
+        if self.run.problem.low_precision or pulled.abs().unique().numel() <= _SEVERAL:
             return None
-        with self._attempt():
-            pulled = self.run.reverse.pulled_coordinates
-            # A clipped gradient is one number many times, which any dtype may hold.
-            for dtype in COARSE if pulled.abs().unique().numel() > _SEVERAL else ():
-                if torch.equal(pulled, pulled.to(dtype).to(pulled.dtype)):
-                    return dtype
-        return None
+        return next((d for d in COARSE if torch.equal(pulled, pulled.to(d).to(pulled.dtype))), None)
 
     @lazy
-    def overwritten_cotangents(self) -> tuple[str, ...]:
+    @_experiment(_REVERSE)
+    def overwritten_cotangents(self) -> list[str]:
         """The names of the outputs whose cotangents the backward writes into."""
         problem = self.run.problem
-        if self.mode != _REVERSE:
-            return ()
-        with self._attempt():
-            given = problem.outputs.from_coords(torch.ones(problem.outputs.size, dtype=torch.float64))
-            before = [values_of(cotangent).clone() for cotangent in given]
-            ReverseMap(problem).pull(given)
-            after = [values_of(cotangent) for cotangent in given]
-            compared = zip(problem.output_names, before, after, strict=True)
-            return tuple(name for name, was, now in compared if not same_bits(was, now))
-        return ()
+        given = problem.outputs.from_coords(torch.ones(problem.outputs.size, dtype=torch.float64))
+        before = [values_of(cotangent).clone() for cotangent in given]
+        ReverseMap(problem).pull(given)
+        compared = zip(problem.output_names, before, map(values_of, given), strict=True)
+        return [name for name, was, now in compared if not same_bits(was, now)]
 
     @lazy
+    @_experiment(_REVERSE)
     def gradient_changes_with_another_run(self) -> bool:
         """Whether the pullback of one run of the function changes when the function is run elsewhere."""
-        problem, numeric = self.run.problem, self.run.numeric
+        problem = self.run.problem
         # A gradient that was the same after the runs of the check is the same after one more.
-        settled = self.steady and self.run.raised is None
-        if self.mode != _REVERSE or problem.closes_over or settled:
+        if problem.closes_over or (self.steady and self.run.raised is None):
             return False
-        with self._attempt():
-            another = ReverseMap(problem, self.run.options.seed, outputs=problem.fresh())
-            cotangent = torch.from_numpy(another.cotangents[0])
-            before, again = (another.pull_coordinates(cotangent) for _ in range(2))
-            if not torch.equal(before, again):
-                return False
-            problem.run_elsewhere(problem.point + 0.5 * numeric.steps.array(1.0))
-            return not torch.equal(before, another.pull_coordinates(cotangent))
-        return False
+        another = ReverseMap(problem, self.run.options.seed, outputs=problem.fresh())
+        cotangent = torch.from_numpy(another.cotangents[0])
+        before, again = (another.pull_coordinates(cotangent) for _ in range(2))
+        if not torch.equal(before, again):
+            return False
+        problem.run_elsewhere(problem.point + 0.5 * self.run.numeric.steps.array(1.0))
+        return not torch.equal(before, another.pull_coordinates(cotangent))
 
     @lazy
+    @_experiment(_REVERSE)
     def changing_zeros(self) -> tuple[int, int] | None:
         """How many elements of the gradient of one cotangent are zero at some calls of the backward only.
 
         Of how many, too; None if that is not all that changes, or little of it.
         """
-        if self.mode != _REVERSE or self.steady:
+        if self.steady:
             return None
-        with self._attempt():
-            another = ReverseMap(self.run.problem, self.run.options.seed)
-            cotangent = torch.from_numpy(another.cotangents[0])
-            pulled = torch.stack([another.pull_coordinates(cotangent) for _ in range(_CALLS)])
-            largest = pulled.abs().amax(0)
-            zero = pulled == 0
-            same = ((pulled.abs() - largest).abs() <= 1e-12 * largest) | zero
-            changing = int((zero.any(0) & ~zero.all(0)).sum())
-            if bool(same.all()) and changing >= _SEVERAL:
-                return changing, pulled.shape[1]
-        return None
+        another = ReverseMap(self.run.problem, self.run.options.seed)
+        cotangent = torch.from_numpy(another.cotangents[0])
+        pulled = torch.stack([another.pull_coordinates(cotangent) for _ in range(_CALLS)])
+        largest, zero = pulled.abs().amax(0), pulled == 0
+        same = ((pulled.abs() - largest).abs() <= 1e-12 * largest) | zero
+        changing = int((zero.any(0) & ~zero.all(0)).sum())
+        return (changing, pulled.shape[1]) if bool(same.all()) and changing >= _SEVERAL else None
 
     @lazy
-    def cuts(self) -> Cuts | None:
+    @_experiment(_REVERSE, NO_DERIVATIVE)
+    def cuts(self) -> Cuts:
         """Where the function takes tensors out of the graph, by one more run; None in forward mode."""
         problem = self.run.problem
-        if self.mode == _FORWARD:
-            return None
-        with self._attempt(), GradMode(enabled=True):
+        with GradMode(enabled=True):
             return traced(lambda: problem.call(problem.variables), through_backwards=self.is_second_order)
-        return None
 
     @lazy
     def cut_lines(self) -> tuple[tuple[Cut, ...], bool | None]:
@@ -229,16 +225,12 @@ class Evidence:
         Lines at which numbers leave torch are among them if the others do not explain it. Where there are
         several, those through which nothing is lost are left out.
         """
-        cuts = self.cuts
-        if cuts is None or not (cuts.lines or cuts.exits):
+        every = self.cuts
+        if every is None or not (every.lines or every.exits):
             return (), None
-        explained: bool | None = False
-        if cuts.lines and cuts.exits:
-            inside = cuts.without(*cuts.exits)
-            explained = self._explained_by(inside)
-            cuts = cuts if explained is False else inside
-        if explained is False:
-            explained = self._explained_by(cuts)
+        for cuts in [every.without(*every.exits), every] if every.lines and every.exits else [every]:
+            if (explained := self._explained_by(cuts)) is not False:
+                break
         lines = (*cuts.lines, *cuts.exits)
         if self.is_second_order and not explained:
             return (), None  # a line there may matter for nothing
@@ -248,47 +240,40 @@ class Evidence:
 
     def _explained_by(self, cuts: Cuts) -> bool | None:
         """Whether differences agree with the derivative once these cuts are held; None if not known."""
-        if (probe := self._probe) is None or (held := self._held(cuts)) is None:
+        if (probe := self._probe) is None or (held := self._held(cuts, probe)) is None:
             return None
         return abs(held - probe.analytic) <= _HELD * abs(probe.numeric - probe.analytic)
 
     def _loses(self, cuts: Cuts, line: Cut) -> bool:
         """Whether a part of the derivative is lost at one line: differences change if it alone is held."""
         others = {*cuts.lines, *cuts.exits} - {line}
-        probe, held = self._probe, self._held(cuts.without(*others))
-        if probe is None or held is None:
+        if (probe := self._probe) is None or (held := self._held(cuts.without(*others), probe)) is None:
             return True
         return abs(held - probe.numeric) > _LOST * abs(probe.numeric - probe.analytic)
 
     @lazy
+    @_experiment(_REVERSE, _FORWARD, NO_DERIVATIVE)
     def _probe(self) -> _Probe | None:
         """What both Jacobians give along a random direction in the columns that are known."""
-        run, both = self.run, self.jacobians
-        if both is None or run.problem.low_precision:
+        both, seed = self.jacobians, self.run.options.seed
+        if both is None or self.run.problem.low_precision:
             return None
-        with self._attempt():
-            random = np.zeros(run.problem.inputs.size)
-            random[both.column_numbers.numpy()] = weights(
-                both.column_numbers.numel(), run.options.seed + 2
-            ).numpy()
-            move = run.numeric.steps.made(run.numeric.steps.array(run.numeric.eps) * random)
-            direction = torch.from_numpy(move)[both.column_numbers]
-            cotangent = weights(both.row_numbers.numel(), run.options.seed + 3)
-            values = (float(cotangent @ (matrix @ direction)) for matrix in (both.analytic, both.numeric))
-            return _Probe(move, cotangent, *values)
-        return None
+        move = self._move(both.column_numbers.numpy(), seed + 2)
+        direction = torch.from_numpy(move)[both.column_numbers]
+        cotangent = weights(both.row_numbers.numel(), seed + 3)
+        products = (matrix @ direction for matrix in (both.analytic, both.numeric))
+        return _Probe(move, cotangent, *(float(cotangent @ product) for product in products))
 
-    def _held(self, cuts: Cuts) -> float | None:
+    @_experiment(_REVERSE, _FORWARD, NO_DERIVATIVE)
+    def _held(self, cuts: Cuts, probe: _Probe) -> float | None:
         """The difference along the probe with these cuts held, by one run; None outside of the domain."""
-        problem, probe, both = self.run.problem, self._probe, self.jacobians
-        if probe is None or both is None:
+        problem, both = self.run.problem, self.jacobians
+        with Holding(cuts):
+            moved = self.run.numeric.single(problem.point + probe.move)
+        held = torch.from_numpy(moved - problem.value)
+        if both is None or not held.isfinite().all():
             return None
-        with self._attempt():
-            with Holding(cuts):
-                moved = self.run.numeric.single(problem.point + probe.move)
-            held = torch.from_numpy(moved - problem.value)
-            return float(probe.cotangent @ held[both.row_numbers]) if bool(held.isfinite().all()) else None
-        return None
+        return float(probe.cotangent @ held[both.row_numbers])
 
     @lazy
     def has_custom_function(self) -> bool:
@@ -303,10 +288,6 @@ class Evidence:
         """
         inside = graph.functions_inside(self.run.problem.graph_outputs)
         return tuple((one.__name__, _place(graph.derivative_of(one))) for one in inside)
-
-    def _attempt(self) -> AbstractContextManager[None]:
-        """An experiment; one that raises is no surprise if the derivative did so in the check."""
-        return forgiving() if self.run.raised is None else suppress(Exception)
 
     @property
     def is_low_precision(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -19,10 +18,11 @@ from covector._chart import AnyPlace, Chart, Sampled
 from covector._lazy import lazy
 from covector.checks.run import CheckRun
 from covector.evidence.around import AT_ONCE, IN_ALL, LEAST, Around, Differences, Room, Spot, with_others
-from covector.evidence.sample import FEW, spread
+from covector.evidence.sample import FEW, holds, inside, spread
 from covector.verify import constants
-from covector.verify.finding import Entry, Mismatch
+from covector.verify.finding import Mismatch
 from covector.verify.forward import ForwardMap
+from covector.verify.problem import Problem
 from covector.verify.reverse import ReverseMap
 
 
@@ -91,7 +91,7 @@ class Part:
 class Jacobians:
     """The analytic and the numeric Jacobian on some rows and columns, in coordinates of the tensors."""
 
-    mode: str
+    problem: Problem
     rows: Tensor
     columns: Tensor
     analytic: Tensor
@@ -110,19 +110,21 @@ class Jacobians:
     beyond: Tensor
     """Which columns an output depends on that is not among the rows."""
 
-    def entry(self, row: int, column: int) -> Entry:
-        """The name of an entry of these matrices."""
-        return Entry(
-            _label(self.outputs, int(self.rows[row])), _label(self.inputs, int(self.columns[column]))
-        )
+    def mismatch(self, row: int, column: int) -> Mismatch:
+        """An entry of these matrices, as one difference shows it."""
+        parts = (self.analytic, self.numeric, self.bound, self.allowed)
+        analytic, numeric, bound, allowed = (float(part[row, column]) for part in parts)
+        row, column = int(self.row_numbers[row]), int(self.column_numbers[column])
+        entry = self.problem.entry(row, column)
+        return Mismatch(entry, analytic, numeric, bound, allowed, row=row, column=column)
 
     def rows_of(self, output: Part) -> Tensor:
         """The rows of these matrices that belong to an output."""
-        return _inside(self.rows, output)
+        return inside(output.place, self.rows).nonzero().flatten()
 
     def columns_of(self, part: Part) -> Tensor:
         """The columns of these matrices that belong to an input."""
-        return _inside(self.columns, part)
+        return inside(part.place, self.columns).nonzero().flatten()
 
     @lazy
     def error(self) -> Tensor:
@@ -155,26 +157,15 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         # A few first: they tell whether the function can be batched.
         numeric.columns(np.arange(min(FEW, width)))
     differences, whole = Differences(numeric), budget.holds(run, width)
-    wrong = [Spot(m.row, m.column) for m in mismatches]
-    if not whole and mode == "reverse mode" and problem.differentiable:
-        wrong = with_others(run, wrong, differences)
-    wanted = [spot.column for spot in wrong]
-    suspects = _of_suspects(problem.inputs, wanted)
-    count = sum(len(numbers) for numbers in suspects)
-    sampled = isinstance(problem.inputs, Sampled) or isinstance(problem.outputs, Sampled)
     if whole:
         rows, columns = torch.arange(height), torch.arange(width)
-    elif count and budget.holds(run, count + FEW):
-        rows, columns = torch.arange(height), spread(width, count + FEW, [*chain(*suspects)])
-    elif budget.sample and not sampled:
-        room = Room(*(min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)))
-        room = Room(room.rows, min(room.columns, max(FEW, budget.columns(run) // 2)))
-        rows, columns = Around(run, mode, wrong, differences).within(room)
     else:
-        rows = spread(height, budget.evenly, [spot.row for spot in wrong])
-        columns = spread(width, min(budget.evenly, budget.columns(run)), wanted)
-    analytic = _analytic(run, mode, rows, columns)
-    precise = None if run.above is None else _precise(run, mode, rows, columns)
+        rows, columns = _sample(run, mode, [Spot(m.row, m.column) for m in mismatches], budget, differences)
+    # The derivative first: if it raises, no runs are spent.
+    derivative = run.forward if mode == "forward mode" else run.reverse
+    analytic, above, precise = _entries(derivative, rows, columns), run.above, None
+    if above is not None and above.differentiable:
+        precise = _entries(type(derivative)(above, run.options.seed), rows, columns)
     values, bound = differences.on(rows, columns)
     bound = bound + _truncated(values, rows, columns, mismatches) * values.abs()
     for m in mismatches:  # a judge knows more of an entry than a single difference
@@ -186,12 +177,11 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
     allowed = tol.atol + tol.rtol * values.abs()
     if precise is not None and bool(((precise - values).abs() > allowed + bound).any()):
         analytic = precise  # wrong in double precision too, where a mistake is not hidden by rounding
-    elif run.above is not None and problem.differentiable:
-        derivative = run.forward if mode == "forward mode" else run.reverse
+    elif above is not None and problem.differentiable:
         noise = run.rounding.of_columns(derivative, columns.numpy())
         allowed = allowed + torch.from_numpy(noise[rows.numpy()])
     return Jacobians(
-        mode,
+        problem,
         _positions(problem.outputs, rows),
         _positions(problem.inputs, columns),
         analytic,
@@ -203,11 +193,32 @@ def gather(run: CheckRun, mode: str, mismatches: Sequence[Mismatch], budget: Bud
         point,
         torch.from_numpy(run.differenced.value)[rows],
         torch.from_numpy(problem.point),
-        whole and not sampled,
+        whole and not run.sampled,
         rows,
         columns,
         differences.beyond(rows, columns),
     )
+
+
+def _sample(
+    run: CheckRun, mode: str, wrong: list[Spot], budget: Budget, differences: Differences
+) -> tuple[Tensor, Tensor]:
+    """Some rows and columns: those of the inputs that are wrong, around the mismatches, or spread evenly."""
+    problem, (height, width) = run.problem, run.problem.shape
+    if mode == "reverse mode" and problem.differentiable:
+        wrong = with_others(run, wrong, differences)
+    wanted = [spot.column for spot in wrong]
+    if isinstance(problem.inputs, Chart):
+        places = [place for place in problem.inputs.places if holds(place, wanted)]
+        suspects = [column for place in places for column in range(place.start, place.stop)]
+        if suspects and budget.holds(run, len(suspects) + FEW):
+            return torch.arange(height), spread(width, len(suspects) + FEW, suspects)
+    if budget.sample and not run.sampled:
+        most = [min(budget.sample, max(LEAST, IN_ALL // max(1, size))) for size in (width, height)]
+        room = Room(most[0], min(most[1], max(FEW, budget.columns(run) // 2)))
+        return Around(run, mode, wrong, differences).within(room)
+    rows = spread(height, budget.evenly, [spot.row for spot in wrong])
+    return rows, spread(width, min(budget.evenly, budget.columns(run)), wanted)
 
 
 def _truncated(values: Tensor, rows: Tensor, columns: Tensor, judged: Sequence[Mismatch]) -> float:
@@ -221,37 +232,15 @@ def _truncated(values: Tensor, rows: Tensor, columns: Tensor, judged: Sequence[M
     return min(max(shares), 1.0)
 
 
-def _analytic(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor:
-    """The entries of the derivative of this mode."""
-    if not run.problem.differentiable:
-        return torch.zeros(rows.numel(), columns.numel(), dtype=torch.float64)
-    return _entries(run.forward if mode == "forward mode" else run.reverse, rows, columns)
-
-
-def _precise(run: CheckRun, mode: str, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """The entries of the same derivative in double precision."""
-    if run.above is None or not run.above.differentiable:
-        return None
-    kind = ForwardMap if mode == "forward mode" else ReverseMap
-    return _entries(kind(run.above, run.options.seed), rows, columns)
-
-
 def _entries(derivative: ForwardMap | ReverseMap, rows: Tensor, columns: Tensor) -> Tensor:
+    """The entries of a derivative on these rows and columns; zeros where no output has a graph."""
+    if not derivative.problem.differentiable:
+        return torch.zeros(rows.numel(), columns.numel(), dtype=torch.float64)
     if isinstance(derivative, ForwardMap) or rows.numel() == derivative.problem.outputs.size:
         return torch.from_numpy(derivative.columns(columns.numpy())[rows.numpy()])
     at_once = max(1, AT_ONCE // max(derivative.problem.shape))
     pulled = [derivative.rows(part.numpy())[:, columns.numpy()] for part in rows.split(at_once)]
     return torch.from_numpy(np.concatenate(pulled))
-
-
-def _inside(coordinates: Tensor, part: Part) -> Tensor:
-    return ((coordinates >= part.place.start) & (coordinates < part.place.stop)).nonzero().flatten()
-
-
-def _label(parts: Sequence[Part], coordinate: int) -> str:
-    """How a person would write a coordinate of these tensors."""
-    part = next(p for p in parts if p.place.start <= coordinate < p.place.stop)
-    return part.label(coordinate - part.place.start)
 
 
 def _parts(chart: Chart | Sampled, names: Sequence[str]) -> tuple[Part, ...]:
@@ -261,11 +250,3 @@ def _parts(chart: Chart | Sampled, names: Sequence[str]) -> tuple[Part, ...]:
 def _positions(chart: Chart | Sampled, numbers: Tensor) -> Tensor:
     """The coordinates in its tensors of numbers that are looked at."""
     return chart.kept[numbers] if isinstance(chart, Sampled) else numbers
-
-
-def _of_suspects(chart: Chart | Sampled, wanted: Sequence[int]) -> list[range]:
-    """The columns of each input that these columns belong to; none if only a sample of them is known."""
-    if isinstance(chart, Sampled):
-        return []
-    places = [range(place.start, place.stop) for place in chart.places]
-    return [place for place in places if any(column in place for column in wanted)]

@@ -8,9 +8,9 @@ function on smaller tensors, as far as rules are concerned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 
 import torch
@@ -57,6 +57,16 @@ def _shape(place: AnyPlace) -> tuple[int, ...]:
     return tuple(place.real_shape[:-1] if place.dtype.is_complex else place.real_shape)
 
 
+def inside(place: AnyPlace, coordinates: Tensor) -> Tensor:
+    """Which coordinates of the chart belong to a tensor."""
+    return (coordinates >= place.start) & (coordinates < place.stop)
+
+
+def holds(place: AnyPlace, coordinates: Iterable[int]) -> bool:
+    """Whether some of these belong to a tensor."""
+    return any(place.start <= coordinate < place.stop for coordinate in coordinates)
+
+
 def is_gridded(place: AnyPlace) -> bool:
     """Whether the elements of a tensor have an index for each axis: not those of a sparse one."""
     return place.has_strides and place.stop - place.start == prod(place.real_shape)
@@ -65,13 +75,7 @@ def is_gridded(place: AnyPlace) -> bool:
 def index_of(place: AnyPlace, coordinates: Tensor) -> tuple[Tensor, ...]:
     """The index along each axis of coordinates of the chart."""
     flat = coordinates - place.start
-    if place.dtype.is_complex:
-        flat = flat // 2
-    index = []
-    for size in reversed(_shape(place)):
-        index.append(flat % size)
-        flat = flat // size
-    return tuple(index[::-1])
+    return torch.unravel_index(flat // 2 if place.dtype.is_complex else flat, _shape(place))
 
 
 def grids(places: Sequence[AnyPlace], anchors: Sequence[int | None], most: Sequence[int]) -> list[Grid]:
@@ -80,72 +84,60 @@ def grids(places: Sequence[AnyPlace], anchors: Sequence[int | None], most: Seque
     Axes of one size have the same indices, if there is room for those of every anchor and as many neighbours;
     else axes of one size that stand at the same place, from the right, do.
     """
-    by_size = _Axes(places, anchors, most, _by_size)
-    return (by_size if by_size.has_room else _Axes(places, anchors, most, _by_place)).grids()
-
-
-def _by_size(shape: tuple[int, ...], axis: int) -> Hashable:
-    return shape[axis]
-
-
-def _by_place(shape: tuple[int, ...], axis: int) -> Hashable:
-    return shape[axis], axis - len(shape)
+    for by_place in (False, True):
+        axes = _Axes(places, anchors, most, by_place)
+        if axes.has_room:
+            break
+    return axes.grids()
 
 
 class _Axes:
-    """The axes of some tensors by a key that those have in common which take the same indices."""
+    """The axes of some tensors by what those have in common that take the same indices.
+
+    That is their size, and on request where they stand, from the right.
+    """
 
     def __init__(
-        self,
-        places: Sequence[AnyPlace],
-        anchors: Sequence[int | None],
-        most: Sequence[int],
-        key: Callable[[tuple[int, ...], int], Hashable],
+        self, places: Sequence[AnyPlace], anchors: Sequence[int | None], most: Sequence[int], by_place: bool
     ) -> None:
-        self._places, self._most = places, most
-        shapes = [_shape(place) for place in places]
-        self._keys = [[key(shape, axis) for axis in range(len(shape))] for shape in shapes]
-        self._sizes = {
-            k: size
-            for shape, mine in zip(shapes, self._keys, strict=True)
-            for size, k in zip(shape, mine, strict=True)
-        }
-        self._wanted: dict[Hashable, list[int]] = {k: [] for k in self._sizes}
+        self._places = places
+        self._most = [m // 2 if place.dtype.is_complex else m for m, place in zip(most, places, strict=True)]
+        shapes = map(_shape, places)
+        self._keys = [
+            [(size, at if by_place else 0) for at, size in enumerate(shape, -len(shape))] for shape in shapes
+        ]
+        self._wanted: dict[tuple[int, int], list[int]] = {key: [] for mine in self._keys for key in mine}
         for place, mine, anchor in zip(places, self._keys, anchors, strict=True):
             if anchor is not None:
-                for k, index in zip(mine, index_of(place, torch.tensor(anchor)), strict=True):
-                    self._wanted[k].append(int(index))
+                for key, index in zip(mine, index_of(place, torch.tensor(anchor)), strict=True):
+                    self._wanted[key].append(int(index))
         self._lengths = self._grown()
 
     @property
     def has_room(self) -> bool:
         """Whether there is room for the anchors, and for as many neighbours of them."""
-        wanted = {k: min(2 * len(set(indices)), self._sizes[k]) for k, indices in self._wanted.items()}
-        return self._fits(self._lengths) and all(self._lengths[k] >= count for k, count in wanted.items())
+        wanted = {key: min(2 * len(set(indices)), key[0]) for key, indices in self._wanted.items()}
+        return self._fits(self._lengths) and all(self._lengths[key] >= n for key, n in wanted.items())
 
     def grids(self) -> list[Grid]:
         """A grid for each tensor."""
-        chosen = {k: _indices(size, self._lengths[k], self._wanted[k]) for k, size in self._sizes.items()}
-        return [
-            Grid(place, tuple(chosen[k] for k in mine))
-            for place, mine in zip(self._places, self._keys, strict=True)
-        ]
+        chosen = {key: _indices(key[0], n, self._wanted[key]) for key, n in self._lengths.items()}
+        tensors = zip(self._places, self._keys, strict=True)
+        return [Grid(place, tuple(chosen[key] for key in mine)) for place, mine in tensors]
 
-    def _fits(self, lengths: dict[Hashable, int]) -> bool:
-        for place, mine, most in zip(self._places, self._keys, self._most, strict=True):
-            if (2 if place.dtype.is_complex else 1) * prod(lengths[k] for k in mine) > most:
-                return False
-        return True
+    def _fits(self, lengths: dict[tuple[int, int], int]) -> bool:
+        counts = (prod(lengths[key] for key in mine) for mine in self._keys)
+        return all(count <= most for count, most in zip(counts, self._most, strict=True))
 
-    def _grown(self) -> dict[Hashable, int]:
+    def _grown(self) -> dict[tuple[int, int], int]:
         """How many indices are taken along each axis: as even as there is room for."""
-        last = {k for mine in self._keys for k in mine[-2:]}
+        last = {key for mine in self._keys for key in mine[-2:]}
         batches = {mine[0] for mine in self._keys if len(mine) > 2} - last
-        limits = {k: min(size, _OF_A_BATCH) if k in batches else size for k, size in self._sizes.items()}
-        lengths = {k: max(1, len(set(wanted))) for k, wanted in self._wanted.items()}
-        growing = [k for k in lengths if lengths[k] < limits[k]]
+        limits = {key: min(key[0], _OF_A_BATCH) if key in batches else key[0] for key in self._wanted}
+        lengths = {key: max(1, len(set(wanted))) for key, wanted in self._wanted.items()}
+        growing = [key for key in lengths if lengths[key] < limits[key]]
         while growing:
-            shortest = min(growing, key=lambda k: lengths[k])
+            shortest = min(growing, key=lambda key: lengths[key])
             longer = lengths | {shortest: lengths[shortest] + 1}
             fits = self._fits(longer)
             lengths = longer if fits else lengths
@@ -161,12 +153,8 @@ def _indices(size: int, length: int, wanted: Sequence[int]) -> Tensor:
     if high - low < length:
         start = min(first if high < first + length else high - length + 1, size - length)
         return torch.arange(start, start + length)
-    found = set(wanted)
-    for index in chain(range(first, size), range(first - 1, -1, -1)):
-        if len(found) >= length:
-            break
-        found.add(index)
-    return torch.tensor(sorted(found), dtype=torch.int64)
+    near = chain(wanted, range(first, size), range(first - 1, -1, -1))
+    return torch.tensor(sorted(islice(dict.fromkeys(near), length)), dtype=torch.int64)
 
 
 def widened(place: AnyPlace, coordinates: Tensor, most: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covector.evidence.evidence import Evidence
 from covector.evidence.jacobians import Jacobians
-from covector.verify.finding import KINK, NAMED, OUTSIDE, Finding, Mismatch, Outcome
+from covector.verify.finding import KINK, NAMED, OUTSIDE, Finding, Outcome
 
 
 def worst(evidence: Evidence) -> Finding:
@@ -37,18 +37,9 @@ def worst(evidence: Evidence) -> Finding:
     places = [divmod(place, bad.shape[1]) for place in order.tolist()]
     if judged.keys().isdisjoint(places):  # what decided has to be shown, whatever a single difference says
         places[-1] = max(judged, key=lambda place: float(size[place]))
-    shown = tuple(judged[place] if place in judged else _mismatch(jacobians, *place) for place in places)
+    shown = tuple(judged[place] if place in judged else jacobians.mismatch(*place) for place in places)
     height, width = problem.shape
     return replace(found, mismatches=shown, count=count, entries=height * width, counted=every)
-
-
-def _mismatch(jacobians: Jacobians, row: int, column: int) -> Mismatch:
-    """An entry as one difference shows it."""
-    parts = (jacobians.analytic, jacobians.numeric, jacobians.bound, jacobians.allowed)
-    analytic, numeric, bound, allowed = (float(part[row, column]) for part in parts)
-    entry = jacobians.entry(row, column)
-    at = int(jacobians.row_numbers[row]), int(jacobians.column_numbers[column])
-    return Mismatch(entry, analytic, numeric, bound, allowed, row=at[0], column=at[1])
 
 
 def _concerns_entries(found: Finding) -> bool:

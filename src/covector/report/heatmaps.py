@@ -81,15 +81,7 @@ def _pair(jacobians: Jacobians, output: Part, part: Part, side: int) -> Pair | N
         *(m[at][:, over] for m in matrices),
     )
     row, column = block.worst()
-    worst = Mismatch(
-        jacobians.entry(int(at[row]), int(over[column])),
-        float(block.analytic[row, column]),
-        float(block.numeric[row, column]),
-        float(jacobians.bound[at[row], over[column]]),
-        float(block.allowed[row, column]),
-        row=int(jacobians.row_numbers[at[row]]),
-        column=int(jacobians.column_numbers[over[column]]),
-    )
+    worst = jacobians.mismatch(int(at[row]), int(over[column]))
     shape, largest = (at.numel(), over.numel()), float(torch.where(block.undecided, 0.0, block.error).max())
     views = tuple(_views(block, output, part, side))
     return Pair(output, part, shape, int(block.bad.sum()), largest, worst, views)

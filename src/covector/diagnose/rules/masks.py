@@ -22,7 +22,7 @@ def unspecified(case: Case) -> Iterator[Observation]:
     """Every wrong entry is by an element that the gradient, which is sparse, leaves out."""
     left_out = case.evidence.unspecified
     wrong = [s.inputs.coordinates[s.bad.any(0)] for s in case.suspects]
-    if not left_out.numel() or not all(bool(torch.isin(some, left_out).all()) for some in wrong):
+    if left_out is None or not all(bool(torch.isin(some, left_out).all()) for some in wrong):
         return
     for s in case.suspects:
         text = (
