@@ -48,6 +48,7 @@ checked = peak(lambda: print(bool(covector.check(function, x))))
 print((checked - alone) / (8 * x.numel()))
 """
 
+
 @pytest.mark.parametrize(
     ("function", "copies"),
     [
