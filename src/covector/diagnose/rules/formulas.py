@@ -242,8 +242,9 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     if len(several) < _LEAST:
         del all_of_them[""]  # what is one number on both sides is off by a number whatever is wrong
     if single:
+        if _is(analytic - numeric, {name: x}) is not None:
+            return ""  # of a multiple of the input, other rules speak: a term, a norm
         all_of_them = others | all_of_them
-        del all_of_them[name]  # of which the rule on a term of the gradient speaks
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     if single and (wrong := _is(analytic - numeric, of_probability(x, name))) is not None:
