@@ -324,7 +324,9 @@ class Session:
         self.fresh.append((check, ours.error))
 
     def _see(self, report: Any) -> None:
-        if not report:
+        if report.verb != "check":  # called by covector's own name, it returned False
+            self._record_report(report, None)
+        elif not report:
             self.reports.append(report)
 
     def _record_raised(self, error: BaseException | None) -> None:

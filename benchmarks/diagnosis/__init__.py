@@ -5,7 +5,8 @@ aside while rules are written, and counted by itself. Those of `later` were writ
 by somebody who had not read them; those of `fresh`, `after` and `recent` after that, by others; those of
 `large` have the sizes of networks, at which no Jacobian is looked at whole; those of `uneven` and
 `uneven_later` are masks that are forgotten and factors that differ by place; those of `assorted`, and after
-them those of `sciences`, were written last, by somebody who had not read the rules. Of `near`, none is right.
+them those of `sciences`, were written by somebody who had not read the rules, as were those of `losses`, of
+which each Jacobian is one row. Of `near`, none is right.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.diagnosis.everyday import EVERYDAY
 from benchmarks.diagnosis.fresh import FRESH
 from benchmarks.diagnosis.large import LARGE
 from benchmarks.diagnosis.later import LATER
+from benchmarks.diagnosis.losses import LOSSES, LOSSES_NEAR
 from benchmarks.diagnosis.lost import LOST
 from benchmarks.diagnosis.near import NEAR
 from benchmarks.diagnosis.planted import Bug
@@ -133,7 +135,8 @@ def tables() -> dict[str, list[Bug]]:
         "by place, later": LATER_UNEVEN,
         "of many fields": ASSORTED,
         "of the sciences": SCIENCES,
-        NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR,
+        "of losses": LOSSES,
+        NEAR_MISSES: NEAR + RECENT_NEAR + UNEVEN_NEAR + LOSSES_NEAR,
     }
 
 

@@ -28,7 +28,8 @@ from covector.kernels.row import Row, Status, row_of, row_of_error
 from covector.kernels.subject import Subject, random_like, variables
 from covector.kernels.truth import truth_of
 from covector.report.report import Report
-from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
+from covector.transforms._calls import rightly_called
+from covector.transforms._door import check_seed, summary
 from covector.verify.finding import Finding, Outcome, Table
 from covector.verify.leaves import is_differentiable
 
@@ -162,7 +163,7 @@ MODES: dict[str, Look] = {
 }
 
 
-@one_tuple_of_inputs
+@rightly_called
 def agree(
     func: Callable[..., Any],
     inputs: Any,

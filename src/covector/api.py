@@ -11,8 +11,6 @@ from torch.nn import Module
 
 from covector._chart import ShapeChange
 from covector._described import described_by
-from covector._engine.levels import GradMode
-from covector._engine.messages import missing_kernel
 from covector._tree import Argnames, Argnums, Arguments
 from covector.checks.arguments import (
     arguments_of,
@@ -23,13 +21,12 @@ from covector.checks.arguments import (
     require_tangents,
 )
 from covector.checks.dtypes import dtypes_noted
-from covector.checks.forgiving import forgiving
 from covector.checks.run import CheckRun
 from covector.checks.second import backward_of, given_cotangents, random_cotangents
 from covector.checks.state import quiet, unchanged
 from covector.checks.table import run_checks
 from covector.checks.unchecked import not_by, not_of
-from covector.diagnose.diagnosis import diagnosed, with_cuts
+from covector.diagnose.diagnosis import diagnosed
 from covector.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -40,26 +37,29 @@ from covector.errors import (
     UnsteadyOutputError,
     warn,
 )
-from covector.evidence.cuts import Cut, held_at, traced
+from covector.evidence.cuts import Cut, held_at
 from covector.evidence.evidence import evidence_of
 from covector.evidence.worst import worst
 from covector.report.figures import Source
 from covector.report.report import Report
 from covector.report.reproduce import Call, reproduction
-from covector.transforms._door import one_tuple_of_inputs, summary
+from covector.report.uncompared import not_run, without_backward, without_comparison
+from covector.transforms._calls import rightly_called
+from covector.transforms._door import summary
 from covector.transforms._plan import memory_limit
-from covector.verify.finding import Finding, Outcome, failed
+from covector.verify.finding import Finding, Outcome
 from covector.verify.likes import tensors_for_inputs
 from covector.verify.options import Options, Tolerance
 from covector.verify.problem import Problem
 
 seen_by: list[Callable[[Report], object]] = []
-"""Who sees each report that `check` gives: the plugin of pytest shows those of a test that fails."""
+"""Who sees each report that `check` gives, and those of a check that returns False instead of raising: the
+plugin of pytest shows and counts them."""
 
 StopGradients: TypeAlias = Literal["fail", "constant"]
 
 
-@one_tuple_of_inputs
+@rightly_called
 @dtypes_noted
 def check(
     func: Callable[..., Any],
@@ -171,13 +171,12 @@ def check(
     extra = {name: value for name, value in chosen.items() if value is not None}
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
     report = _report(_check(caller, arguments, options), call, held=held)
-    for see in seen_by:
-        see(report)
+    _show(report)
     return report
 
 
 @described_by(check)
-@one_tuple_of_inputs
+@rightly_called
 @dtypes_noted
 def gradcheck(
     func: Callable[..., Any],
@@ -226,7 +225,7 @@ def gradcheck(
         Tolerance(atol, rtol, eps, kinks),
         seed=seed,
         max_memory=memory,
-        brief=not raise_exception,
+        brief=not (raise_exception or seen_by),
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_backward_ad,
@@ -243,14 +242,14 @@ def gradcheck(
     arguments = arguments_of(caller, given)
     caller, held = _held(caller, arguments, stop_gradients)
     done = _check(caller, arguments, options)
-    if done.right or not raise_exception:  # a report takes as long to write as a small check to make
+    if done.right or options.brief:  # a report takes as long to write as a small check to make
         return done.right
     call = Call("gradcheck", func, as_tuple(inputs), extra=_written(held))
-    raise _refutation(_report(done, call, held=held))
+    return _refuted(_report(done, call, held=held), raise_exception)
 
 
 @described_by(check)
-@one_tuple_of_inputs
+@rightly_called
 @dtypes_noted
 def gradgradcheck(
     func: Callable[..., Any],
@@ -302,7 +301,7 @@ def gradgradcheck(
         Tolerance(atol, rtol, eps, kinks),
         seed=seed,
         max_memory=memory,
-        brief=not raise_exception,
+        brief=not (raise_exception or seen_by),
         fast=fast_mode,
         nondet_tol=nondet_tol,
         reverse=check_rev_over_rev,
@@ -318,10 +317,10 @@ def gradgradcheck(
     with unchanged(func) as device:
         first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
-            if not raise_exception:
+            if options.brief:
                 return False
             again = reproduction(Call("gradgradcheck", func, given), options, by_name=first.closes_over)
-            raise _refutation(_without_backward(caller, first, again.text()))
+            return _refuted(without_backward(caller, first, again.text()), raise_exception)
         if grad_outputs is None:
             cotangents = random_cotangents(first, gen_non_contig_grad_outputs, seed)
         else:
@@ -336,17 +335,17 @@ def gradgradcheck(
         call = Call("gradgradcheck", func, given, {}, extra)
         try:
             done = _check(backward, arguments, options, first)
-            if done.right or not raise_exception:
+            if done.right or options.brief:
                 return done.right
             report = _report(done, call, first, held)
         except (RuntimeError, ShapeChange) as error:
-            if isinstance(error, CovectorError) or (found := _not_run(error)) is None:
+            if isinstance(error, CovectorError) or (found := not_run(error)) is None:
                 raise
-            if not raise_exception:
+            if options.brief:
                 return False
             again = reproduction(call, options, by_name=first.closes_over)
-            report = _without_comparison(caller, first, again.text(), found, error)
-    raise _refutation(report)
+            report = without_comparison(caller, first, again.text(), found, error)
+    return _refuted(report, raise_exception)
 
 
 def _held(
@@ -449,51 +448,18 @@ def _report(
     )
 
 
-def _not_run(error: Exception) -> Finding | None:
-    """What it says of a backward that it could not even be run; None if it is not known."""
-    if isinstance(error, ShapeChange):
-        return failed("purity", str(error), "A derivative needs outputs of one shape and dtype.")
-    if (missing := missing_kernel(error)) is None:
-        return None
-    text = f"torch cannot differentiate this backward: it does not have {missing}"
-    return Finding("reverse mode", Outcome.UNSUPPORTED, text)
-
-
-def _without_comparison(
-    caller: Caller, first: Problem, again: str, found: Finding, error: BaseException
-) -> Report:
-    """The report on a backward that could not even be run."""
-    return Report(
-        caller.name,
-        caller.verb,
-        (found,),
-        tuple(first.input_names),
-        tuple(first.output_names),
-        "nothing could be compared",
-        evaluations=first.runs,
-        reproduce=again,
-        cause=error,
-    )
-
-
-def _without_backward(caller: Caller, first: Problem, again: str) -> Report:
-    """The report on a function of which no output has a graph, so that there is no backward to check."""
-    found = Finding(
-        "no derivative",
-        Outcome.FAILED,
-        "no output requires grad, so there is no backward whose derivative could be checked",
-        advice="The function detaches its result, or runs under no_grad.",
-    )
-    with forgiving(), GradMode(enabled=True):
-        found = with_cuts(found, traced(lambda: first.call(first.variables)))
-    names = tuple(first.input_names), tuple(first.output_names)
-    how = "nothing could be compared"
-    return Report(caller.name, caller.verb, (found,), *names, how, evaluations=first.runs, reproduce=again)
-
-
-def _refutation(report: Report) -> GradcheckError:
-    """What a check that did not pass raises."""
+def _refuted(report: Report, raise_exception: bool) -> bool:
+    """What becomes of a check that did not pass: it raises, or False is returned and the report is seen."""
+    __tracebackhide__ = True
+    if not raise_exception:
+        _show(report)
+        return False
     kind = UnsteadyOutputError if isinstance(report.cause, ShapeChange) else GradcheckError
     error = kind(str(report), report)
     error.__cause__ = report.cause
-    return error
+    raise error
+
+
+def _show(report: Report) -> None:
+    for see in seen_by:
+        see(report)

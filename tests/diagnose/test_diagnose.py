@@ -427,14 +427,66 @@ def test_a_number_that_is_missing_everywhere_is_no_formula():
 
 
 def test_an_error_that_is_a_function_of_the_input_is_a_fact():
-    """The product rule for p log p, with one of its two terms."""
+    """The product rule, with one of its two terms, and a function in it that no rule knows."""
     x = torch.tensor([0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 0.3], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0.9, 0.1, 0.7, 0.2, 1.2, 0.4, 1.6], dtype=torch.float64)
-    wrong = ruled(lambda x: (x.exp() * (x - y)).sum(), lambda g, x: g * x.exp() * (x - y))
+    wrong = ruled(lambda x: (x.atan() * (x - y)).sum(), lambda g, x: g * (x - y) / (1 + x**2))
     report = covector.check(wrong, x)
     assert not diagnoses(report)
     assert "the difference analytic - numeric lies between" in report.worst.facts[-1]
     assert "and changes steadily with `x`; the error grows" in report.worst.facts[-1]
+
+
+def _focal(x):
+    return -((1 - x.sigmoid()) ** 2 * x.sigmoid().log()).sum()
+
+
+# Losses with a wrong gradient, and what is said of it: each entry of the one row is a function of its x.
+ONE_ROW = {
+    "a factor": (
+        ruled(lambda x: x.square().log1p().mean(), lambda g, x: g * 2 * x / x.numel()),
+        "has the extra factor (1 + `x`^2) for input `x`",
+    ),
+    "another function": (
+        ruled(lambda x: x.cosh().log().sum(), lambda g, x: g * (1 - x.tanh() ** 2)),
+        "returns (1 - tanh(`x`)^2) for input `x`, where differences show tanh(`x`)",
+    ),
+    "a term": (
+        ruled(lambda x: (x.exp() * x).sum(), lambda g, x: g * x.exp() * x),
+        "returns for input `x` the numeric gradient plus -exp(`x`)",
+    ),
+    "a term of a probability": (
+        ruled(_focal, lambda g, x: g * (x.sigmoid() - 1) * (1 - x.sigmoid()) ** 2),
+        "plus -2 sigmoid(`x`) (1 - sigmoid(`x`))^2 log(sigmoid(`x`)): a term of the product rule",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_a_loss_is_seen_element_by_element(name):
+    """Of a sum or a mean, the Jacobian has one row."""
+    wrong, said = ONE_ROW[name]
+    report = covector.check(wrong, away((9,))(0))
+    (diagnosis, *_) = report.worst.diagnoses
+    assert diagnosis.rule == "chain rule"
+    assert said in diagnosis.evidence.replace("arg0", "x")
+
+
+def test_magnitudes_of_complex_numbers_are_seen_in_a_loss():
+    wrong = ruled(lambda z: z.abs().sum(), lambda g, z: g * z)
+    (diagnosis, *_) = covector.check(wrong, normal((7,), dtype=torch.complex128)(0)).worst.diagnoses
+    assert diagnosis.rule == "chain rule"
+    assert "has the extra factor |`arg0`|" in diagnosis.evidence.replace("`z`", "`arg0`")
+
+
+@pytest.mark.parametrize("size", [9, 40])
+def test_a_loss_whose_error_is_no_function_of_the_element_gets_no_formula(size):
+    """Noise on each entry, and entries of another element."""
+    noise = 1 + 0.2 * torch.sin(7.3 * torch.arange(size, dtype=torch.float64) ** 2)
+    for pull in (lambda g, x: g * x.cosh() * noise, lambda g, x: g * x.cosh() * x.cumsum(0)):
+        report = covector.check(ruled(lambda x: x.sinh().sum(), pull), away((size,))(0))
+        assert not report
+        assert "chain rule" not in {diagnosis.rule for diagnosis in report.worst.diagnoses}
 
 
 def test_the_few_elements_that_are_right_are_a_fact():

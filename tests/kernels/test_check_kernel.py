@@ -1,6 +1,5 @@
 """The door: what it takes, what it says of bad input, what it costs, and what stays as it was."""
 
-import ast
 import json
 import re
 
@@ -462,7 +461,7 @@ def test_the_report_in_all_its_forms(tmp_path):
     assert '<td class="beyond">failed</td>' in page
     assert "Jacobians" not in page
     assert max(map(len, str(report).splitlines())) <= 100
-    call = "covector.check_kernel(torch.cos, torch.sin, arg0, lenses=['again'], seed=0)"
+    call = "print(covector.check_kernel(torch.cos, torch.sin, arg0, lenses=['again'], seed=0))"
     assert report.reproduce.splitlines()[-1] == call
 
 
@@ -471,11 +470,9 @@ def test_what_reproduces_a_kernel_makes_its_inputs():
     torch.manual_seed(5)
     for inputs in (torch.tensor([0.5, 2.0]), torch.randn(8, 6, dtype=torch.bfloat16)):
         report = covector.check_kernel(torch.cos, torch.sin, inputs, lenses=["again"])
-        *before, call = ast.parse(report.reproduce).body
-        names = {}
-        exec(compile(ast.Module(before, []), "pasted", "exec"), names)
-        again = eval(compile(ast.Expression(call.value), "pasted", "eval"), names)
-        assert again.findings == report.findings
+        shown = []
+        exec(compile(report.reproduce, "pasted", "exec"), {"print": shown.append})
+        assert [again.findings for again in shown] == [report.findings]
 
 
 def test_a_function_that_makes_inputs_goes_by_its_name():
@@ -483,7 +480,7 @@ def test_a_function_that_makes_inputs_goes_by_its_name():
         return torch.linspace(0, 1, size)
 
     report = covector.check_kernel(torch.cos, torch.sin, made, lenses=[])
-    assert report.reproduce.endswith("covector.check_kernel(torch.cos, torch.sin, made, lenses=[], seed=0)")
+    assert report.reproduce.endswith("(covector.check_kernel(torch.cos, torch.sin, made, lenses=[], seed=0))")
 
 
 def test_what_shows_in_one_way_of_calling_alone_is_not_almost_certain():

@@ -393,6 +393,33 @@ def test_one(x, checked, name):
 """
 
 
+def test_a_gradcheck_of_covectors_own_name_that_returns_false_is_counted(pytester, run):
+    """Once each, whatever becomes of the test, with the page that one answered for torch has."""
+    pytester.makepyfile(
+        """
+        import torch
+        from covector import gradcheck, gradgradcheck
+
+        x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+        def square(x):
+            return x * x.detach()
+
+        def test_asserts():
+            assert gradcheck(square, x, raise_exception=False)
+
+        def test_is_told():
+            assert not gradcheck(square, x, raise_exception=False)
+            assert not gradgradcheck(torch.detach, x, raise_exception=False)
+            assert not torch.autograd.gradcheck(square, x, raise_exception=False)
+        """
+    )
+    result = run("--covector", "--covector-report", "pages")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["4 checks in * s: 1 failed, 3 failed as the test expects"])
+    assert len(list((pytester.path / "pages").iterdir())) == 1 + 4
+
+
 def test_no_page_is_lost(wrong, pytester, run):
     """Several checks in one test, in its fixtures, and in tests of nearly one name."""
     (wrong / "test_wrong.py").unlink()

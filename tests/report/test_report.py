@@ -1,6 +1,5 @@
 """Reports: what people read, word for word, and what machines read."""
 
-import ast
 import gc
 import io
 import json
@@ -77,11 +76,11 @@ reverse mode disagrees with central differences
 reproduce:
   import torch, covector
   from test_report import cube
-  covector.check(
+  print(covector.check(
       cube,
       {X},
       seed=0,
-  )
+  ))
 how: 3 x 3 entries column by column, step 1e-06; 21 calls of the function""",
     ),
     "right": (
@@ -106,11 +105,11 @@ reverse mode: FAILED: the function is not differentiable at this point
     look at: the inputs: move them away from the kink, or pass kinks="pass"
 reproduce:
   import torch, covector
-  covector.check(
+  print(covector.check(
       torch.relu,
       torch.tensor([0.0], dtype=torch.float64, requires_grad=True),
       seed=0,
-  )
+  ))
 how: 1 x 1 entries column by column, step 1e-06; 22 calls of the function""",
     ),
     "random": (
@@ -132,12 +131,12 @@ purity: FAILED: the function changes its input x in place
 reproduce:
   import torch, covector
   from test_report import nudged
-  covector.check(
+  print(covector.check(
       nudged,
       {X},
       eps=1e-05,
       seed=0,
-  )
+  ))
 how: 3 x 3 entries; 1 call of the function""",
     ),
     "unsupported": (
@@ -473,13 +472,14 @@ def test_what_cannot_be_made_again_has_to_be_defined_first(name):
 
 
 def _pasted(code, names):
-    """The report that Python makes whose last line is a check."""
-    *lines, last = ast.parse(code).body
-    exec(compile(ast.Module(lines, []), "pasted", "exec"), names)
+    """The report that a script shows, printed or as an error."""
+    shown = []
     try:
-        return eval(compile(ast.Expression(last.value), "pasted", "eval"), names)
+        exec(compile(code, "pasted", "exec"), {**names, "print": shown.append})
     except covector.GradcheckError as error:
         return error.report
+    (report,) = shown
+    return report
 
 
 def _drawn():
@@ -509,7 +509,7 @@ a = torch.randn((4, 5), dtype=torch.float64, requires_grad=True)
 torch.manual_seed(7)
 params_w = torch.randn((5, 3), dtype=torch.float64, requires_grad=True)
 params_b_0 = torch.rand((3, 5)).double().requires_grad_()
-covector.check(tree, (a, {'w': params_w, 'b': [params_b_0]}), seed=0)"""
+print(covector.check(tree, (a, {'w': params_w, 'b': [params_b_0]}), seed=0))"""
     )
     state = torch.get_rng_state()
     assert _pasted(report.reproduce, {}).findings == report.findings
@@ -871,10 +871,34 @@ def test_code_written_for_torch_catches_the_error():
         covector.gradcheck(cube, x)
 
 
+def tilted(x, *, slope=1.0):
+    return slope * x
+
+
 MISUSE = [
     (lambda: covector.gradcheck(cube(x), x), TypeError, "Write gradcheck(f, x), not gradcheck(f(x), x)."),
     (lambda: covector.check(torch.mul, x, [x]), TypeError, "kwargs must be a dict, got"),
     (lambda: covector.check(torch.mul, x, x), TypeError, "write check(func, (a, b)), not check(func, a, b)"),
+    (
+        lambda: covector.check(tilted, x, slope=2),
+        TypeError,
+        "check: there is no keyword 'slope'; tilted takes one of that name: pass it as kwargs={'slope': 2}",
+    ),
+    (
+        lambda: covector.gradcheck(tilted, x, slope=[2]),
+        TypeError,
+        "no keyword 'slope'; tilted takes one of that name: pass functools.partial(tilted, slope=...).",
+    ),
+    (
+        lambda: covector.check(torch.nn.functional.softplus, x, beta=2.0),
+        TypeError,
+        "no keyword 'beta'. If softplus takes one, pass it as kwargs={'beta': 2.0}.",
+    ),
+    (
+        lambda: covector.gradgradcheck(torch.sin, x, fastmode=True),
+        TypeError,
+        "gradgradcheck: there is no keyword 'fastmode'. Did you mean 'fast_mode'?",
+    ),
     (lambda: covector.gradcheck(torch.mul, x, x), TypeError, "gradcheck: several inputs go into one tuple"),
     (lambda: covector.gradgradcheck(torch.addcmul, x, x, x), TypeError, "gradgradcheck: several inputs go"),
     (lambda: covector.agree(torch.addcmul, x, x, x), TypeError, "agree: several inputs go into one tuple"),

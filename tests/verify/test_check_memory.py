@@ -23,6 +23,16 @@ def peak(call):
     call()
     return status("VmHWM") - before
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x * x).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
 function = {}
 
 def one_pass():
@@ -41,7 +51,13 @@ print((checked - alone) / (8 * x.numel()))
 
 @pytest.mark.parametrize(
     ("function", "copies"),
-    [("torch.sin", 2), ("lambda x: (x * x).sum()", 2), ("torch.sum", 1)],
+    [
+        ("torch.sin", 2),
+        ("lambda x: (x * x).sum()", 2),
+        ("torch.sum", 1),
+        ("Square.apply", 3),  # of a program of the user's, a second gradient is compared
+        ("lambda x: x[::2] * x[1::2]", 2),
+    ],
 )
 def test_a_check_of_many_numbers_keeps_few_of_them(function, copies):
     """A copy of the input, and the gradient unless one number stands for it; of large outputs, the value.

@@ -181,8 +181,7 @@ def undefined_cotangents(run: CheckRun) -> Finding:
     nothing = _pulled_without(run, set(every), "every cotangent")
     if isinstance(nothing, Finding):
         return nothing
-    some = any(value is not None for value in nothing)
-    if some and _not_zero(run, reverse.scaled_back(nothing)).any():
+    if not reverse.is_zero(nothing) and _not_zero(run, reverse.scaled_back(nothing)).any():
         return failed(name, "when every cotangent is undefined the gradient is not that of a zero cotangent")
     if len(every) == 1:
         return passed(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from covector._chart import AnyPlace
 from covector.checks.run import CheckRun
 from covector.verify import constants
 from covector.verify.finding import Finding, failed, passed
-from covector.verify.vectors import PIECE, Cotangent, products, unit
+from covector.verify.vectors import PIECE, Cotangent, combined, products, unit
 
 # Vectors are dependent if the square of a singular value is at most this share of that of the largest.
 _DEPENDENT = 1e-13
@@ -75,9 +75,7 @@ def _of_more_pullbacks(run: CheckRun) -> _Spread | None:
     chosen = _chosen(height, _busy(reverse.cotangents))
     # Up to so many, nothing adds up to zero; torch pulls every row back, so one more may be.
     one_more = len(reverse.cotangents) + len(chosen) <= height
-    sums = _Sums(_sums_to_zero(reverse.cotangents, chosen, one_more=one_more), run.problem.inputs.size)
-    for image in reverse.mixed:
-        sums.add(image)
+    sums = _Sums(_sums_to_zero(reverse.cotangents, chosen, one_more=one_more), reverse.mixed)
     spread, again = _repeated(run, chosen, sums.add), _of_repeated(run, 1)
     found = spread or again
     if found is None:
@@ -201,26 +199,50 @@ def _sums_to_zero(cotangents: np.ndarray, rows: Sequence[int], *, one_more: bool
 class _Sums:
     """What pullbacks of vectors that add up to zero add up to: of one linear map, zero."""
 
-    def __init__(self, coefficients: np.ndarray, width: int) -> None:
-        self._next = iter(coefficients.T[:, :, None])
-        self._off, self._size = np.zeros((2, len(coefficients), width))
+    def __init__(self, coefficients: np.ndarray, images: np.ndarray) -> None:
+        """From the coefficients, and the pullbacks of the first vectors."""
+        self._images, self._of_images = images, coefficients[:, : len(images)]
+        self._next = iter(coefficients.T[len(images) :, :, None])
+        self._others: np.ndarray | None = None
+        """What the others add up to, and the sizes of that."""
 
     def add(self, image: np.ndarray) -> None:
         """The pullback of the next vector."""
+        if self._others is None:
+            self._others = np.zeros((2, len(self._of_images), len(image)))
+        off, size = self._others
+        coefficient = next(self._next)
         with np.errstate(all="ignore"):
-            term = next(self._next) * image
-            self._off += term
-            self._size += np.abs(term, out=term)
+            for span in self._spans():
+                term = coefficient * image[span]
+                off[:, span] += term
+                size[:, span] += np.abs(term, out=term)
+
+    def _spans(self) -> Iterator[slice]:
+        return (slice(at, at + PIECE) for at in range(0, self._images.shape[1], PIECE))
+
+    def _sums(self) -> Iterator[np.ndarray]:
+        """What all add up to, and the sizes of that, some columns at a time: nobody keeps them."""
+        for span in self._spans():
+            images = self._images[:, span]
+            with np.errstate(all="ignore"):
+                sums = np.stack(
+                    [combined(self._of_images, images), combined(abs(self._of_images), abs(images))]
+                )
+                yield sums if self._others is None else sums + self._others[:, :, span]
 
     def beyond_rounding(self, run: CheckRun) -> bool:
         """Whether a sum is off by more than its rounding error."""
-        allowed = constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * self._size.max(initial=0.0)
-        return bool((abs(self._off) > allowed).any())
+        largest = max((float(size.max(initial=0.0)) for _, size in self._sums()), default=0.0)
+        allowed = constants.ROUNDINGS_OF_A_SUM * run.problem.rounding * largest
+        return any(bool((abs(off) > allowed).any()) for off, _ in self._sums())
 
     def beyond_tolerance(self, run: CheckRun) -> bool:
         """Whether a sum is off by more than the tolerance: these are not the pullbacks of one linear map."""
-        off, size = torch.from_numpy(self._off), torch.from_numpy(self._size)
-        return not (run.problem.low_precision or run.close(off, torch.zeros_like(off), size))
+        if run.problem.low_precision:
+            return False
+        pairs = (map(torch.from_numpy, sums) for sums in self._sums())
+        return not all(run.close(off, torch.zeros_like(off), size) for off, size in pairs)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -21,13 +21,14 @@ from covector.kernels.prepare import Request, benches, dtypes_of
 from covector.kernels.trial import tried
 from covector.report.report import Report
 from covector.report.reproduce import Call, call_again
-from covector.transforms._door import check_seed, one_tuple_of_inputs, summary
+from covector.transforms._calls import rightly_called
+from covector.transforms._door import check_seed, summary
 from covector.verify.finding import Outcome
 
 _VERB = "check_kernel"
 
 
-@one_tuple_of_inputs
+@rightly_called
 def check_kernel(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
@@ -104,7 +105,7 @@ def check_kernel(
 
 
 @described_by(check_kernel)
-@one_tuple_of_inputs
+@rightly_called
 def kernelcheck(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],

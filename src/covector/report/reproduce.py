@@ -173,7 +173,8 @@ def call_again(call: Call, options: Sequence[str], *, by_name: bool = False) -> 
     """
     written = _Written(call, by_name)
     parts = [written.function(function, name) for name, function in call.functions.items()]
-    line = _laid_out(f"covector.{call.verb}", [*parts, *written.arguments(), *options, *written.extra()])
+    given = [*parts, *written.arguments(), *options, *written.extra()]
+    line = _laid_out(f"print(covector.{call.verb}", given) + ")"  # of a script, nothing is shown by itself
     return Reproduction(
         tuple(written.imports),
         tuple(written.missing),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
@@ -43,9 +41,6 @@ from covector.errors import (
 
 Accept = Callable[[Caller, Evaluation], None]
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
 # Further seeds are made from one by adding to it, and torch takes those of 64 bits.
 _SEEDS = 2**62
 # What may be the matter with a function that returns a number, or nothing.
@@ -55,25 +50,6 @@ _LOST = "Did it call .item(), or forget to return?"
 _OF_FUNCTIONAL = ("jacobian", "hessian")
 
 RANDOMNESS = ("error", "same", "different")
-
-
-def one_tuple_of_inputs(door: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """The same door; inputs that are spread over its arguments are refused with a sentence, not by Python."""
-    names = list(inspect.signature(door).parameters)
-    behind = names.index("inputs") + 1
-    # Cotangents are tensors; whatever else stands behind the inputs is not.
-    allowed = behind + (names[behind] == "grad_outputs")
-    call = f"{door.__name__}({', '.join(names[: behind - 1])}"
-    advice = f"several inputs go into one tuple: write {call}, (a, b)), not {call}, a, b)."
-
-    @wraps(door)
-    def opened(*args: _Given.args, **keywords: _Given.kwargs) -> _Result:
-        __tracebackhide__ = True
-        if any(isinstance(value, Tensor) for value in args[allowed:]):
-            raise ArgumentTypeError(f"{door.__name__}: {advice}")
-        return door(*args, **keywords)
-
-    return opened
 
 
 def check_function(verb: str, function: Any, argnums: Any = 0) -> Caller:

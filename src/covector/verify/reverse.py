@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covector._chart import Sampled
 from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify import constants
@@ -16,12 +17,12 @@ from covector.verify.analytic import QuietMap
 from covector.verify.leaves import kind_of
 from covector.verify.problem import Problem
 from covector.verify.vectors import (
+    PIECE,
     Cotangent,
     Pieces,
     combined,
     has_infinite,
     products,
-    stacked,
     unit,
     weights,
 )
@@ -84,15 +85,22 @@ class ReverseMap(QuietMap):
         """Gradients in coordinates, zeros where there is none: a copy, of what may be a workspace."""
         return self._over(pulled, 1.0)
 
-    def _over(self, pulled: Sequence[Tensor | None], factor: float) -> Tensor:
-        """The same divided by a number."""
+    def _over(self, pulled: Sequence[Tensor | None], factor: float, row: Tensor | None = None) -> Tensor:
+        """The same divided by a number; into a row, if there is one for it."""
         inputs = self.problem.inputs
-        numbers = graph.written_out(inputs.coordinates(pulled))
-        if len(inputs.places) > 1:  # those of several are put together
-            return numbers.div_(factor)
-        if numbers.stride() == (0,):  # of a sum, one number stands for all of them
-            return (numbers[:1] / factor).expand(numbers.shape)
-        return numbers / factor
+        if isinstance(inputs, Sampled):
+            numbers = inputs.coordinates(pulled).div_(factor)
+            return numbers if row is None else row.copy_(numbers)
+        if row is None and len(inputs.places) == 1:
+            numbers = graph.written_out(inputs.coordinates(pulled))
+            if numbers.stride() == (0,):  # of a sum, one number stands for all of them
+                return (numbers[:1] / factor).expand(numbers.shape)
+            return numbers / factor
+        row = torch.empty(inputs.size, dtype=torch.float64) if row is None else row
+        for place, value in zip(inputs.places, pulled, strict=True):  # no copy of them but this one
+            numbers = graph.written_out(place.coordinates(value))
+            torch.div(numbers, factor, out=row[place.start : place.stop])
+        return row
 
     def pull_coordinates(self, cotangent: Tensor) -> Tensor:
         """The same from and to coordinates."""
@@ -136,9 +144,27 @@ class ReverseMap(QuietMap):
         """Pull the random cotangent back again; the gradients are kept in `repeated`."""
         first = self.pulled_coordinates
         # A copy: a backward may have written to the one that it was given.
-        again = self.scaled_back(self.pull(self.sent))
-        # Of those that are the same, one is enough.
-        self.repeated = [*(self.repeated or [first]), first if torch.equal(first, again) else again]
+        again = self._known_or_over(self.pull(self.sent), self.random.factor)
+        self.repeated = [*(self.repeated or [first]), again]
+
+    def _known_or_over(self, pulled: Sequence[Tensor | None], factor: float) -> Tensor:
+        """Gradients divided by a number; where that is what is known already, no copy is made of it."""
+        known, inputs = self.pulled_coordinates, self.problem.inputs
+        if isinstance(inputs, Sampled):
+            over = self._over(pulled, factor)
+            return known if torch.equal(over, known) else over
+        for place, tensor in zip(inputs.places, pulled, strict=True):
+            numbers = graph.written_out(place.coordinates(tensor))
+            parts = known[place.start : place.stop].split(PIECE), numbers.split(PIECE)
+            if not all(torch.equal(one, other / factor) for one, other in zip(*parts, strict=True)):
+                return self._over(pulled, factor)
+        return known
+
+    def is_zero(self, pulled: Sequence[Tensor | None]) -> bool:
+        """Whether gradients are zero everywhere, which is seen without a copy of them."""
+        places = self.problem.inputs.places
+        given = [(place, value) for place, value in zip(places, pulled, strict=True) if value is not None]
+        return not any(part.any() for place, value in given for part in place.coordinates(value).split(PIECE))
 
     def prepare(self) -> None:
         """Pull the random cotangents back."""
@@ -147,13 +173,21 @@ class ReverseMap(QuietMap):
     @lazy
     def mixed(self) -> np.ndarray:
         """v^T A for each random cotangent."""
-        mixed = stacked([self.pulled_coordinates, *map(self.pulled_as_sent, self.random.others)])
-        self.pulled_coordinates = mixed[0]
+        others = self.random.others
+        if not others:
+            return self.pulled_coordinates[None].numpy()
+        mixed = torch.empty(1 + len(others), self.problem.inputs.size, dtype=torch.float64)
+        first, mixed[0] = self.pulled_coordinates, self.pulled_coordinates
+        self.repeated = [mixed[0] if one is first else one for one in self.repeated]
+        self.pulled_coordinates = first = mixed[0]
+        for row, cotangent in zip(mixed[1:], others, strict=True):
+            if (pulled := self.pulled_as_sent(cotangent, row)) is not row:
+                row[:] = pulled
         return mixed.numpy()
 
-    def pulled_as_sent(self, cotangent: Cotangent) -> Tensor:
-        """The pullback of a cotangent, in coordinates and scaled back."""
-        pulled = self._over(self._pull_as_sent(cotangent), cotangent.factor)
+    def pulled_as_sent(self, cotangent: Cotangent, row: Tensor | None = None) -> Tensor:
+        """The pullback of a cotangent, in coordinates and scaled back; into a row, if there is one for it."""
+        pulled = self._over(self._pull_as_sent(cotangent), cotangent.factor, row)
         if cotangent.factor > 1 and has_infinite(pulled):
             plain = self._over(self._pull_as_sent(cotangent._replace(factor=1.0)), 1.0)
             return plain if self._overflows(plain, cotangent.factor) else pulled
@@ -194,7 +228,7 @@ class ReverseMap(QuietMap):
     def pulled_as_again(self) -> Tensor:
         """The same by another run."""
         sent = self.random.sent_again(self.problem.outputs)
-        return self._over(self.pull(sent), self.random.again)
+        return self._known_or_over(self.pull(sent), self.random.again)
 
     @lazy
     def of_zero(self) -> Tensor:

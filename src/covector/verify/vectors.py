@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar, cast
@@ -25,6 +25,9 @@ _RUN = 64
 
 # Random vectors of up to this many numbers are kept for the next check.
 _KEPT = 1 << 12
+
+# How many other cotangents there are of so few numbers; else three.
+_OTHERS = {0: 0, 1: 1}
 
 _ONE = torch.ones((), dtype=torch.float64)
 
@@ -86,11 +89,6 @@ class Drawn(NamedTuple):
 def normal(size: int, seed: int) -> Tensor:
     """Normally distributed numbers."""
     return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
-
-
-def stacked(rows: list[Tensor]) -> Tensor:
-    """These as the rows of a matrix; a single one is not copied, since it may be large."""
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
 
 def products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -240,11 +238,19 @@ def _made_cotangents(
     if not varied:
         one = even()[None]
         return Cotangents(lambda: one, even, large, -tiny, large, tiny, ())
-    others = _others(chart, weights(chart.size, seed, few_digits=few_digits), large, tiny, seed)
-    rows = torch.stack([even(), *(one.row for one in others)])
-    others = tuple(one._replace(row=row) for one, row in zip(others, rows[1:], strict=True))
+    drawn = weights(chart.size, seed, few_digits=few_digits)
+    rows = torch.empty(1 + _OTHERS.get(chart.size, 3), chart.size, dtype=torch.float64)
+    rows[0] = 1.0 if chart.size == 1 else drawn
+    others = tuple(_into(rows[1:], _others(chart, drawn, large, tiny, seed)))
     factor, again = (1.0, -tiny) if chart.size == 1 else (large, -large)  # `.backward()` sends a plain one
     return Cotangents(lambda: rows, lambda factor: rows[0] * factor, factor, again, large, tiny, others)
+
+
+def _into(rows: Tensor, drawn: Iterator[Cotangent]) -> Iterator[Cotangent]:
+    """The same cotangents as rows of one matrix, into which they are drawn one by one: they may be large."""
+    for row, one in zip(rows, drawn, strict=True):
+        row[:] = one.row
+        yield one._replace(row=row)
 
 
 def _even(size: int, seed: int, few_digits: bool, factor: float = 1.0) -> Tensor:
@@ -263,18 +269,17 @@ def _kept_cotangents(chart: Chart, seed: int, varied: bool, few_digits: bool, ha
 
 def _others(
     chart: Chart | Sampled, even: Tensor, large: float, tiny: float, seed: int
-) -> tuple[Cotangent, ...]:
+) -> Iterator[Cotangent]:
     """Each cotangent varies several things at once; where one disagrees, they are taken apart."""
     if chart.size == 0:
-        return ()
+        return
     if chart.size == 1:  # every cotangent is a multiple of every other
-        return (Cotangent(even, "", factor=large, recorded=True, part=True),)
+        yield Cotangent(even, "", factor=large, recorded=True, part=True)
+        return
+    # Under create_graph every row is to show, so it is the one without zeros that is recorded.
+    yield Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True, recorded=True)
     varied = uneven(chart.size, seed) * -even
+    yield Cotangent(varied, "with numbers of many sizes, and zeros", factor=tiny, part=True)
     # The first number stays where it is in every order of memory.
     single = one_number(chart, 1 + seed % (chart.size - 1))
-    return (
-        # Under create_graph every row is to show, so it is the one without zeros that is recorded.
-        Cotangent(real_ones(chart), "whose numbers are all equal", expanded=True, recorded=True),
-        Cotangent(varied, "with numbers of many sizes, and zeros", factor=tiny, part=True),
-        Cotangent(single, "with one number that is not zero", reordered=True),
-    )
+    yield Cotangent(single, "with one number that is not zero", reordered=True)

@@ -2,7 +2,8 @@
 
 The values of the input and of the output are known at every element, so the ratio of the two derivatives,
 each of them, and their difference can be compared with short expressions of these. One constant is free;
-everything else has to agree at every element.
+everything else has to agree at every element. Of a sum or a mean, each entry of the only row belongs to the
+element it is the derivative by; the output is one number there, and no expression of it is tried.
 """
 
 from __future__ import annotations
@@ -86,6 +87,25 @@ def of_input(x: Tensor, t: str) -> _Expressions:
     }
 
 
+def of_probability(x: Tensor, t: str) -> _Expressions:
+    """Terms of losses of a probability, given as it is or by its logit: powers of p, 1 - p and their logs."""
+    found: _Expressions = {}
+    for p, name in ((x.sigmoid(), f"sigmoid({t})"), (x, t)):
+        if not bool(((p > 0) & (p < 1)).all()):
+            continue
+        bases = {name: p, f"(1 - {name})": 1 - p, f"log({name})": p.log(), f"log(1 - {name})": (1 - p).log()}
+        for powers in product(range(3), repeat=len(bases)):
+            factors = [
+                (base if power == 1 else f"{base}^{power}", values**power)
+                for (base, values), power in zip(bases.items(), powers, strict=True)
+                if power
+            ]
+            if factors:
+                text = " ".join(text for text, _ in factors)
+                found[text] = torch.stack([values for _, values in factors]).prod(0)
+    return found
+
+
 def of_both(x: Tensor, y: Tensor, t: str) -> _Expressions:
     """And where it is written with both."""
     return {f"`output` {t}": x * y, f"`output` / {t}": y / x, f"{t} / `output`": x / y}
@@ -132,29 +152,61 @@ def chain_rule(case: Case) -> Iterator[Observation]:
         if s.inputs.part is None or s.outputs.imaginary.any():
             continue
         name = f"`{s.inputs.part.name}`"
-        by_input = (
-            "" if s.inputs.part.is_complex else _by_element(s, case, name) or _for_another(s, case, name)
-        )
+        if s.inputs.part.is_complex:
+            by_input = _by_magnitude(s, case, name)
+        else:
+            by_input = _by_element(s, case, name) or _for_another(s, case, name)
         if text := by_input or _by_output(s, case):
             yield Observation(text, 0.92, s.where)
 
 
-def _by_element(s: Suspect, case: Case, name: str) -> str:
-    """Each element acts on one output, at its own place or at another."""
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of both derivatives that are known well enough, with their rows and columns."""
+
+    row: Tensor
+    column: Tensor
+    analytic: Tensor
+    numeric: Tensor
+
+
+def _entries(s: Suspect) -> _Entries | None:
+    """One entry for each element; None if some wrong one is not known well, or they are nearly right."""
     row, column = _pairs(s)
-    if not row.numel():
-        return ""
     numeric, analytic = s.numeric[row, column], s.analytic[row, column]
     used = numeric.abs() > 100 * s.slack[row, column]
-    if not bool(used[s.bad[row, column]].all()):
+    if not row.numel() or not bool(used[s.bad[row, column]].all()):
+        return None
+    if s.point[column[used]].unique().numel() < _LEAST:
+        return None
+    if float((analytic[used] / numeric[used] - 1).abs().max()) < 100 * _CLOSE:
+        return None  # too close to the true one to tell expressions apart
+    return _Entries(row[used], column[used], analytic[used], numeric[used])
+
+
+def _by_magnitude(s: Suspect, case: Case, name: str) -> str:
+    """The gradient of a number by complex ones is off by a function of their magnitudes."""
+    entries = _entries(s) if len(s.bad) == 1 and s.inputs.is_whole else None
+    if entries is None:
         return ""
-    row, column, numeric, analytic = (values[used] for values in (row, column, numeric, analytic))
+    size = s.point.reshape(-1, 2).norm(dim=1).repeat_interleave(2)[entries.column]
+    if size.unique().numel() < _LEAST or not (text := _factor_of(entries, of_input(size, f"|{name}|"))):
+        return ""
+    return f"{case.rule} returns {text} for {{where}}"
+
+
+def _factor_of(entries: _Entries, expressions: _Expressions) -> str:
+    return _factor(entries.analytic / entries.numeric, expressions)
+
+
+def _by_element(s: Suspect, case: Case, name: str) -> str:
+    """Each element acts on one output, at its own place or at another; or all of them on the only one."""
+    if (entries := _entries(s)) is None:
+        return ""
+    row, column, analytic, numeric = entries.row, entries.column, entries.analytic, entries.numeric
     x, y = s.point[column], s.value[row]
-    if x.unique().numel() < _LEAST:
-        return ""
-    if float((analytic / numeric - 1).abs().max()) < 100 * _CLOSE:
-        return ""  # too close to the true one to tell expressions apart
-    expressions = of_output(y) | of_input(x, name)
+    single = len(s.bad) == 1
+    expressions = of_input(x, name) if single else of_output(y) | of_input(x, name)
     returns = f"{case.rule} returns"
     if text := _factor(analytic / numeric, expressions):
         return f"{returns} {text} for {{where}}"
@@ -166,7 +218,7 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         found = _is(analytic, {what: power(numeric)})
         if found is not None and abs(found.constant - 1) < _CLOSE:
             return f"{returns} {what} the numeric {case.noun} for {{where}}"
-    all_of_them = {"": torch.ones_like(x)} | expressions | of_both(x, y, name)
+    all_of_them = {"": torch.ones_like(x)} | expressions | ({} if single else of_both(x, y, name))
     inverse = {f"1 / {text}": 1 / values for text, values in expressions.items()}
     others = {f"`{other}`": values[column] for values, other in case.others_over(s, s.inputs)}
     for other, values in {"": torch.ones_like(x)}.items() | others.items():
@@ -177,21 +229,27 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
         )
         if got is not None and true is not None and str(got) != str(true):
             return f"{returns} {got}{times} for {{where}}, where differences show {true}{times}"
-    if _is(analytic, {"`output`": y / x}) is not None:
+    if not single and _is(analytic, {"`output`": y / x}) is not None:
         return (
             f"{returns} `output` / {name} for {{where}}: right if the other factor of the product were "
             "constant"
         )
-    if text := _second_term(analytic - y / x, numeric - y / x, expressions):
+    if not single and (text := _second_term(analytic - y / x, numeric - y / x, expressions)):
         return (
             f"{returns} for {{where}} the derivative of {name} times a function of it, with a second term "
             f"({name} times the derivative of that function) that {text}"
         )
     if len(several) < _LEAST:
         del all_of_them[""]  # what is one number on both sides is off by a number whatever is wrong
+    if single:
+        if _is(analytic - numeric, {name: x}) is not None:
+            return ""  # of a multiple of the input, other rules speak: a term, a norm
+        all_of_them = others | all_of_them
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
-    second = of_output(y)
+    if single and (wrong := _is(analytic - numeric, of_probability(x, name))) is not None:
+        return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}: a term of the product rule"
+    second = of_input(x, name) if single else of_output(y)
     for other, values in others.items():
         second |= of_input(values, other)
     if (wrong := _product(analytic - numeric, of_input(x, name), second)) is not None:
@@ -235,6 +293,9 @@ def _product(values: Tensor, first: _Expressions, second: _Expressions) -> _Foun
 def _pairs(s: Suspect) -> tuple[Tensor, Tensor]:
     """For each element the one output that it acts on: all elements of a tensor, or those that are wrong."""
     entries = s.support | s.nonzero
+    if len(s.bad) == 1 and len(s.point) > 1:
+        column = entries[0].nonzero().flatten()
+        return torch.zeros_like(column), column
     if coupled(s, entries) == ():
         return torch.arange(len(s.point)), torch.arange(len(s.point))
     wrong = s.bad.any(0)
