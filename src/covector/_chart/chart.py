@@ -83,12 +83,15 @@ class Chart(NamedTuple):
         parts = [place.to_real(tensor).reshape(-1) for place, tensor in pairs]
         return torch.cat(parts) if parts else torch.zeros(0)
 
-    def coordinates(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """The coordinates of tensors like these, in double precision on the CPU; none is zero."""
+    def coordinates(self, tensors: Sequence[Tensor | None], out: Tensor | None = None) -> Tensor:
+        """The coordinates of tensors like these, in double precision on the CPU; none is zero.
+
+        Those of several tensors are put together, in `out` if it is given; those of one may be a view of it.
+        """
         if len(self.places) == 1:
             return self.places[0].coordinates(tensors[0])
         parts = [place.coordinates(tensor) for place, tensor in zip(self.places, tensors, strict=True)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        return torch.cat(parts, out=out) if parts else torch.zeros(0, dtype=torch.float64)
 
     def stack_to_coords(self, stacks: Sequence[Tensor]) -> Tensor:
         """The coordinates of tensors that are stacked along a first axis, one row for each slice."""

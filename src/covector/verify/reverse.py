@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covector._chart import Sampled
+from covector._chart import Chart, Sampled
 from covector._engine import graph
 from covector._lazy import lazy
 from covector.verify import constants
@@ -88,19 +88,14 @@ class ReverseMap(QuietMap):
     def _over(self, pulled: Sequence[Tensor | None], factor: float, row: Tensor | None = None) -> Tensor:
         """The same divided by a number; into a row, if there is one for it."""
         inputs = self.problem.inputs
-        if isinstance(inputs, Sampled):
-            numbers = inputs.coordinates(pulled).div_(factor)
-            return numbers if row is None else row.copy_(numbers)
-        if row is None and len(inputs.places) == 1:
-            numbers = graph.written_out(inputs.coordinates(pulled))
-            if numbers.stride() == (0,):  # of a sum, one number stands for all of them
-                return (numbers[:1] / factor).expand(numbers.shape)
-            return numbers / factor
-        row = torch.empty(inputs.size, dtype=torch.float64) if row is None else row
-        for place, value in zip(inputs.places, pulled, strict=True):  # no copy of them but this one
-            numbers = graph.written_out(place.coordinates(value))
-            torch.div(numbers, factor, out=row[place.start : place.stop])
-        return row
+        if len(inputs.places) > 1 and isinstance(inputs, Chart):  # no copy of them but this one
+            return inputs.coordinates(pulled, row).div_(factor)
+        numbers = graph.written_out(inputs.coordinates(pulled))
+        if row is not None:
+            return torch.div(numbers, factor, out=row)
+        if numbers.stride() == (0,):  # of a sum, one number stands for all of them
+            return (numbers[:1] / factor).expand(numbers.shape)
+        return numbers / factor
 
     def pull_coordinates(self, cotangent: Tensor) -> Tensor:
         """The same from and to coordinates."""
@@ -150,7 +145,7 @@ class ReverseMap(QuietMap):
     def _known_or_over(self, pulled: Sequence[Tensor | None], factor: float) -> Tensor:
         """Gradients divided by a number; where that is what is known already, no copy is made of it."""
         known, inputs = self.pulled_coordinates, self.problem.inputs
-        if isinstance(inputs, Sampled):
+        if inputs.size <= PIECE or isinstance(inputs, Sampled):
             over = self._over(pulled, factor)
             return known if torch.equal(over, known) else over
         for place, tensor in zip(inputs.places, pulled, strict=True):
@@ -162,9 +157,8 @@ class ReverseMap(QuietMap):
 
     def is_zero(self, pulled: Sequence[Tensor | None]) -> bool:
         """Whether gradients are zero everywhere, which is seen without a copy of them."""
-        places = self.problem.inputs.places
-        given = [(place, value) for place, value in zip(places, pulled, strict=True) if value is not None]
-        return not any(part.any() for place, value in given for part in place.coordinates(value).split(PIECE))
+        pairs = zip(self.problem.inputs.places, pulled, strict=True)
+        return not any(value is not None and place.coordinates(value).any() for place, value in pairs)
 
     def prepare(self) -> None:
         """Pull the random cotangents back."""
