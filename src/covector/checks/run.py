@@ -22,7 +22,7 @@ from covector.verify.options import Options
 from covector.verify.problem import Problem
 from covector.verify.record import Verdict
 from covector.verify.reverse import ReverseMap
-from covector.verify.vectors import PIECE
+from covector.verify.vectors import in_pieces
 
 # A derivative below this is zero, where it should be.
 _ZERO = 1e-12
@@ -167,8 +167,7 @@ class CheckRun:
         """Equal by the tolerance, relative to the size of what was added up; NaN tells nothing here."""
         rtol, atol = self.options.tol.rtol, self.options.tol.atol + self.options.nondet_tol
         relative = rtol + constants.ROUNDINGS_OF_A_PULLBACK * self.problem.rounding
-        parts = zip(got.split(PIECE), expected.split(PIECE), size.split(PIECE), strict=True)
-        return all(_within(a, b, relative * s + atol, s) for a, b, s in parts)
+        return all(_within(a, b, relative * s + atol, s) for a, b, s in in_pieces(got, expected, size))
 
 
 def _within(got: Tensor, expected: Tensor, allowed: Tensor, size: Tensor) -> bool:

@@ -22,6 +22,7 @@ from covector.verify.vectors import (
     Pieces,
     combined,
     has_infinite,
+    in_pieces,
     products,
     unit,
     weights,
@@ -149,9 +150,8 @@ class ReverseMap(QuietMap):
             over = self._over(pulled, factor)
             return known if torch.equal(over, known) else over
         for place, tensor in zip(inputs.places, pulled, strict=True):
-            numbers = graph.written_out(place.coordinates(tensor))
-            parts = known[place.start : place.stop].split(PIECE), numbers.split(PIECE)
-            if not all(torch.equal(one, other / factor) for one, other in zip(*parts, strict=True)):
+            parts = in_pieces(known[place.start : place.stop], place.coordinates(tensor))
+            if not all(torch.equal(one, other / factor) for one, other in parts):
                 return self._over(pulled, factor)
         return known
 

@@ -91,6 +91,13 @@ def normal(size: int, seed: int) -> Tensor:
     return torch.randn(size, generator=seeded(seed), dtype=torch.float64)
 
 
+def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The same numbers of several vectors, some at a time; few of them all at once."""
+    if len(vectors[0]) <= PIECE:
+        return (vectors,)
+    return zip(*(vector.split(PIECE) for vector in vectors), strict=True)
+
+
 def products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The products of the rows of one with those of the other, on one thread.
 
