@@ -214,6 +214,15 @@ def verdict_of(found: Any, folder: Path) -> str:
 
 
 every_check = {"check_forward_ad": True, "check_batched_grad": True, "check_grad_dtypes": True}
+
+
+def _raised(check: Callable[..., Any], *args: Any) -> Any:
+    """The report of a check that raises."""
+    with pytest.raises(covector.GradcheckError) as caught:
+        check(*args)
+    return caught.value.report
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "wrong": lambda: covector.check(wrong_entries, point(4)),
     "wrong, fast, with Taylor": lambda: covector.check(wrong_entries, point(4), fast_mode=True, taylor=True),
@@ -224,6 +233,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "low precision, right": lambda: covector.check(lambda x: x.sin().sum(), point_of(torch.bfloat16)),
     "low precision, wrong": lambda: covector.check(linear, point_of(torch.float32)),
     "second derivatives": lambda: covector.gradgradcheck(torch.sin, point(3), raise_exception=False),
+    "no backward": lambda: _raised(covector.gradgradcheck, torch.detach, point(3)),
     "sparse": lambda: covector.as_sparse_gradcheck(covector.gradcheck)(
         lambda x: x * 2, point_of(DOUBLE).detach().diag().to_sparse().requires_grad_(), raise_exception=False
     ),
