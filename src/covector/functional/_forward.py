@@ -52,7 +52,7 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
     copies = [tensor.clone() for tensor in call.inputs]
     versions = [version(copy) for copy in copies]
-    pushed = forward.push(run, copies, range(len(copies)), direction, function=function)
+    pushed = forward.push(run, copies, range(len(copies)), direction)
     lost = any(
         tangent is None and (output.is_floating_point() or output.is_complex())
         for output, tangent in zip(pushed.evaluation.outputs, pushed.tangents, strict=True)
