@@ -48,15 +48,8 @@ def _inverse(*args: Any, **kwargs: Any) -> Any:
 
 
 # With chunks this loss drops the tangent, and inside a batch it has no gradient (torch 2.13).
-def _in_one_piece(
-    input: Tensor,
-    matrix: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
-    ignored: int,
-    **how: Any,
-) -> Tensor:
+def _in_one_piece(*operands: Any, ignored: int, **how: Any) -> Tensor:
+    input, matrix, target, bias, weight = operands
     index = None if target.is_floating_point() else ignored
     return functional.linear_cross_entropy(
         input, matrix, target, linear_bias=bias, weight=weight, ignore_index=index, **how
