@@ -59,8 +59,8 @@ def push(
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))
-        nested = again or levels.nested_batches()
         on_level = again or levels.active()
+        nested = again or (on_level and levels.nested_batches())
         looked = partial(_looked_at, run, nested) if nested or recorded else run
         pushed = (_push_on_level if on_level else _push_plain)(looked, list(inner), chosen, tangents)
         if on_level or not recorded or not _recorded(pushed.tangents):
