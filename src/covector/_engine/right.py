@@ -7,7 +7,7 @@ of a custom Function in it, a hook, C++. Every other operation runs as fast as w
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 # They are registered for as long as this list is there.
 _libraries = [Library("_", "IMPL"), *(Library(name.partition("::")[0], "IMPL") for name in _KERNELS)]
-_libraries[0].fallback(fallthrough_kernel, _LEVEL)
+with suppress(RuntimeError):  # there is one already, where covector is imported anew
+    _libraries[0].fallback(fallthrough_kernel, _LEVEL)
 for _library, (_name, _kernel) in zip(_libraries[1:], _KERNELS.items(), strict=True):
     _library.impl(_name, _kernel, _LEVEL)
