@@ -134,8 +134,9 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
 
 
 def _left(leaf: Tensor, level: int | None) -> Tensor:
-    """The tensor without its tangent, as it may leave the level, if it was on one."""
-    primal = _primal(leaf)
+    """The tensor as it may leave the level, if any: without its tangent, which a thread may keep alive."""
+    primal, tangent = _unpack_dual(leaf, level=0)
+    primal = leaf if tangent is None else primal
     return primal if level is None else levels.unwrap(primal, level)
 
 
@@ -152,12 +153,6 @@ def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:
         if not overlaps(leaf):
             raise
         return _make_dual(leaf.clone(), tangent, level=0)
-
-
-def _primal(tensor: Tensor) -> Tensor:
-    """The tensor without its tangent, which another thread may keep alive."""
-    primal, tangent = _unpack_dual(tensor, level=0)
-    return tensor if tangent is None else primal
 
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:
