@@ -38,6 +38,18 @@ def detached(tensor: Tensor, *, keep_graph_of_tangent: bool = False) -> Tensor:
     return tensor.clone().detach() if tensor.is_inference() else tensor.detach()
 
 
+def is_simple(args: Sequence[Any]) -> bool:
+    """Whether these are real tensors that no graph leads to, with no transform and no other mode around."""
+    if levels.active() or forward_ad._current_level >= 0 or torch.is_inference_mode_enabled():
+        return False
+    for value in args:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        if value.requires_grad or value.is_inference() or value.layout is not torch.strided:
+            return False
+    return bool(args)
+
+
 class _Here(threading.local):
     """How many functions of this thread are being recorded at top level, where no nesting level tells."""
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
@@ -17,13 +17,16 @@ from covector._chart import AnyPlace, Repeated
 from covector._engine import levels
 from covector._engine.compiled import eager_alone, named_after, tracing
 from covector._engine.memory import NoZeroProducts, Watch
+from covector._engine.messages import writes_to_leaf
+from covector._engine.reverse import Recording, record
 from covector._lazy import Remembered
-from covector._linear import LinearMap, NoForwardRule
-from covector._tree import Evaluation
+from covector._linear import LinearMap, NoForwardRule, Pullback
+from covector._tree import LEAF, Evaluation, flatten
 from covector.errors import BudgetError, Caller, RandomnessError, UnsupportedError, first_sentence
 from covector.transforms._batch import Blocks, Samples, check_columns, check_rows, samples_first
+from covector.transforms._door import called
 from covector.transforms._plan import TRIAL, Budget, Plan, by_sizes, in_units, worth_a_trial
-from covector.transforms._question import Coordinates, Problem, Question, Request
+from covector.transforms._question import Coordinates, Problem, Question, Request, accept_real
 
 Choose = Callable[[int, int], tuple[str, str]]
 
@@ -49,15 +52,52 @@ def jacobian_of(
     caller: Caller, request: Request, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Plan]:
     """The Jacobian that a verb asks for, as its caller gets it, and how it was computed."""
+    recording, again = None, _was_tall(caller, request)
+    if not again and request.is_plain(args, kwargs):
+        recording = _plain_recording(caller, request, args)
+        found = None if recording is None else _at_once(recording, request)
+        if found is not None:
+            return found
     question = Question(caller, request, args, kwargs)
     if request.work is not None:
         from covector.transforms._blocks import in_blocks
 
         return in_blocks(question, args, kwargs, attrgetter("problem"), by_sizes, order=1)
     problem = question.problem
-    derived = _tall_again(problem, request) if _was_tall(caller, request) else None
-    derived = derived or derive(problem, request)
+    pullback = None if recording is None else Pullback(caller, recording, problem.arguments)
+    derived = _tall_again(problem, request) if again else None
+    derived = derived or derive(problem, request, pullback=pullback)
     return question.answer(derived.flat(), derived.evaluation, order=1), derived.plan
+
+
+def _plain_recording(caller: Caller, request: Request, args: Sequence[Any]) -> Recording | None:
+    """One run on the caller's tensors; None if the function works in place and is to be given copies.
+
+    With small functions, to bind, rebuild and check arguments takes as long as the operations.
+    """
+
+    def run(leaves: list[Any]) -> Evaluation:
+        returned = called(caller, leaves, {}, leaves)
+        evaluation = Evaluation(*flatten(returned), [], None)
+        accept_real(caller, evaluation)
+        return evaluation
+
+    try:
+        return record(run, args, (cast(int, request.argnums),))
+    except RuntimeError as error:
+        if not (request.copies and writes_to_leaf(error)):
+            raise
+    return None
+
+
+def _at_once(recording: Recording, request: Request) -> tuple[Tensor, Plan] | None:
+    """The Jacobian as the caller gets it, if it is one tensor that the recording gives as it is."""
+    if recording.evaluation.spec is not LEAF:
+        return None
+    outputs, inputs = recording.outputs[0].shape.numel(), recording.variables[0].shape.numel()
+    mode, reason = by_sizes(outputs, inputs) if request.mode == "auto" else (request.mode, ASKED)
+    block = recording.whole() if mode == "reverse" else None
+    return None if block is None else (block, Plan(mode, outputs, inputs, outputs, reason))
 
 
 def planned(caller: Caller, request: Request, answer: Answer = jacobian_of) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covector._chart import Chart, Repeated
 from covector._engine.messages import writes_to_leaf
-from covector._engine.scopes import Run
+from covector._engine.scopes import Run, is_simple
 from covector._engine.tensors import refuses_writes
 from covector._lazy import lazy
 from covector._linear import LinearMap, Pullback, Pushforward
@@ -78,6 +78,12 @@ class Request(NamedTuple):
             )
         return self._replace(work=work_of(verb, executor, out))
 
+    def is_plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing more is asked for than rows by one of several tensors, which need no copies."""
+        if kwargs or type(self.argnums) is not int or not 0 <= self.argnums < len(args):
+            return False
+        return (not self.copies or len(args) == 1) and self[1:] in _PLAIN and is_simple(args)
+
     def bind(self, caller: Caller, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The call's arguments, those to differentiate marked; complex ones only if that is asked for."""
         arguments = bind(caller, args, kwargs, self.argnums, self.argnames)
@@ -85,6 +91,19 @@ class Request(NamedTuple):
         check_dtypes(caller, primals, self.complex, names)
         check_dense(caller, primals, names)
         return arguments
+
+
+# What is asked for beside the argument, if that is nothing but the rows of a Jacobian.
+_PLAIN = [
+    Request(0, None, False, None, "error", mode, copies=copies)[1:]
+    for mode, copies in (("reverse", False), ("auto", True), ("reverse", True))
+]
+
+
+def accept_real(caller: Caller, evaluation: Evaluation) -> None:
+    """The function returned real floating-point tensors and nothing else."""
+    accept_differentiable(caller, evaluation)
+    check_dtypes(caller, evaluation.outputs, None, lambda: output_paths(evaluation))
 
 
 class Problem:
