@@ -19,7 +19,8 @@ from covector._engine import forward, graph, levels, messages, reverse, scopes
 from covector._engine.batch import Apply, batched, looped
 from covector._engine.compiled import is_exporting, tracing
 from covector._engine.constants import without_zeros
-from covector._engine.twice import NoRightRule, another_way, differentiable_attention
+from covector._engine.right import NoRightRule
+from covector._engine.twice import another_way, differentiable_attention
 from covector._engine.watch import always_recording
 from covector._images import Directions, Gathered, Pace, Steady, Tensors, joined, released
 from covector._tree import Arguments, Evaluation
@@ -232,8 +233,7 @@ class Pushforward(LinearMap):
 
     def _push(self, direction: Tensors) -> forward.Pushed:
         arguments = self._arguments
-        run, function = self._moving_run, self._caller.function
-        pushed = forward.push(run, arguments.leaves, arguments.chosen, direction, function=function)
+        pushed = forward.push(self._moving_run, arguments.leaves, arguments.chosen, direction)
         self.evaluation = pushed.evaluation
         self._independent = [i for i, tangent in enumerate(pushed.tangents) if tangent is None]
         return pushed

@@ -106,11 +106,7 @@ class Slot(NamedTuple):
 
 def _leaf_slots(count: int) -> list[Slot]:
     """The slots of a call with this many tensors and nothing else."""
-    return [_leaf_slot(index) for index in range(count)]
-
-
-def _leaf_slot(index: int) -> Slot:
-    return Slot(index, index, index + 1, LEAF)
+    return [Slot(index, index, index + 1, LEAF) for index in range(count)]
 
 
 _SLOTS = list(map(_leaf_slots, range(_FEW)))

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, vmap
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import covector
-from covector._engine import forward
 from covector.errors import BatchingWarning, ForwardModeWarning, UnsupportedError
 
 # Said of what is gone around; the result is what counts here.
@@ -234,16 +234,26 @@ def test_a_rule_that_is_wrong_by_itself_is_not_used() -> None:
     torch.testing.assert_close(pushed, -2 * torch.cholesky_inverse(factor))  # homogeneous of degree -2
 
 
-def test_a_function_is_looked_at_for_wrong_rules_once() -> None:
-    """If it calls none of these operations at its first push; one that does is looked at each time."""
-    x = matrix(POINTS[0])
-    right, wrong = (lambda x: x.sin()), (lambda x: torch.cholesky_inverse(x.sin().tril()))
-    for function in (right, wrong):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ForwardModeWarning)
-            covector.jvp(function, (x,), (x,))
-    assert right in forward._meet_right_rules
-    assert wrong not in forward._meet_right_rules
+def test_a_wrong_rule_is_caught_on_any_branch_and_whoever_calls_it() -> None:
+    """A function that first took another branch, an operation by its full name, a recomputed part."""
+    factor = torch.linalg.cholesky(matrix(POINTS[0]) @ matrix(POINTS[0]).T)
+    inverted = False
+
+    def branching(x: Tensor) -> Tensor:
+        return torch.cholesky_inverse(x) if inverted else x.sin()
+
+    def recomputed(x: Tensor) -> Tensor:
+        return checkpoint(torch.cholesky_inverse, x, use_reentrant=False).sum()
+
+    along, expected = torch.randn_like(factor), rows(torch.cholesky_inverse, factor).detach()
+    covector.jvp(branching, (factor,), (along,))
+    inverted = True
+    for function in (branching, torch.ops.aten.cholesky_inverse.default):
+        _, pushed = covector.jvp(function, (factor,), (along,))
+        torch.testing.assert_close(pushed, torch.tensordot(expected, along, 2))
+    _, pushed = covector.jvp(covector.grad(recomputed), (factor,), (along,))
+    _, plain = covector.hvp(lambda x: torch.cholesky_inverse(x).sum(), (factor,), (along,))
+    torch.testing.assert_close(pushed, plain[0])
 
 
 class InvertedInBackward(torch.autograd.Function):
@@ -345,6 +355,20 @@ class TestALossInChunks:
         torch.testing.assert_close(covector.jacfwd(self.loss)(POINTS[0]), first)
         torch.testing.assert_close(vmap(covector.jacfwd(self.loss))(POINTS)[0], first)
         torch.testing.assert_close(covector.hessian(self.loss)(POINTS[0]), second)
+
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_beside_a_path_that_has_a_tangent(self, reduction: str) -> None:
+        """A dropped tangent is noticed where another one is there."""
+        from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+        def loss(x: Tensor, options: LinearCrossEntropyOptions | None) -> Tensor:
+            keywords = {"reduction": reduction, "options": options}
+            total = functional.linear_cross_entropy(x[None], self.weight, self.target, **keywords).sum()
+            return total + x.sin()
+
+        options = LinearCrossEntropyOptions(batch_chunk_size=1)
+        got, expected = (covector.jacfwd(loss)(POINTS[0], each) for each in (options, None))
+        torch.testing.assert_close(got, expected)
 
     def test_derivatives_that_it_does_not_have(self) -> None:
         """The gradient of a batch, and the gradient of the gradient."""

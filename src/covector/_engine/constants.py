@@ -45,11 +45,12 @@ _without_constants = Remembered()
 
 def without_zeros(function: Any, run: Run) -> Run:
     """`run`, which calls this function, with the rules of this module if it has a use for them."""
-    if ConstantOperands(function).idle:
+    rules = ConstantOperands(function)
+    if rules.idle:
         return run
 
     def running(leaves: list[Any]) -> Evaluation:
-        with ConstantOperands(function):
+        with rules:
             return run(leaves)
 
     return running

@@ -20,17 +20,13 @@ from covector._engine import levels
 from covector._engine.graph import written_out
 from covector._engine.messages import rejects_tangent
 from covector._engine.reverse import Run
-from covector._engine.twice import RightRules
-from covector._lazy import Remembered
+from covector._engine.right import right_rules
+from covector._engine.twice import NestedRules
 from covector._tree import Evaluation
 from covector.errors import UnsupportedError
 
 _make_dual = torch._VF._make_dual
 _unpack_dual = torch._VF._unpack_dual
-
-
-# Functions that called nothing with a wrong forward-mode rule when they were pushed.
-_meet_right_rules = Remembered()
 
 
 class Pushed(NamedTuple):
@@ -54,37 +50,34 @@ def push(
     tangents: Sequence[Tensor],
     *,
     recorded: bool = True,
-    function: Any = None,
 ) -> Pushed:
     """J u: run the function on these leaves, the chosen ones moving along the tangents.
 
     Not `recorded`, the result is not to be differentiated again, and no rule is put in place of a wrong one:
-    for a check, which is to find it. The `function` is whose run it is; one that met no wrong rule when it
-    was first pushed is not looked at again, since that costs as much as a small operation.
+    for a check, which is to find it.
     """
     with levels.EagerTensors():
         inner = [_ordinary(leaf) for leaf in leaves]
         again = levels.dual_level_open() or levels.recording() or _recorded((*inner, *tangents))
-        nested = again or levels.nested_batches()
-        looks = recorded and function not in _meet_right_rules
-        rules = RightRules(nested=nested) if nested or looks else None
         on_level = again or levels.active()
-        looked = run if rules is None else partial(_looked_at, run, rules)
+        nested = again or (on_level and levels.nested_batches())
+        looked = partial(_looked_at, run, nested) if nested or recorded else run
         pushed = (_push_on_level if on_level else _push_plain)(looked, list(inner), chosen, tangents)
-        if rules is not None and not rules.acted:
-            _meet_right_rules.add(function)
         if on_level or not recorded or not _recorded(pushed.tangents):
             return pushed
         # The function captures a tensor that requires grad. Forward formulas may work in place on plain
         # tensors, which reverse mode could not go through; on a level they do not.
-        looked = partial(_looked_at, run, RightRules(nested=True))
+        looked = partial(_looked_at, run, True)
         return _push_on_level(looked, inner, chosen, tangents)
 
 
-def _looked_at(run: Run, rules: RightRules, leaves: list[Any]) -> Evaluation:
+def _looked_at(run: Run, nested: bool, leaves: list[Any]) -> Evaluation:
     """A run in which no wrong rule is used."""
-    with rules:
-        return run(leaves)
+    with right_rules():
+        if not nested:
+            return run(leaves)
+        with NestedRules():
+            return run(leaves)
 
 
 def raised_by_rule(error: BaseException) -> bool:
@@ -141,8 +134,9 @@ def _parted(evaluation: Evaluation, level: int | None) -> Pushed:
 
 
 def _left(leaf: Tensor, level: int | None) -> Tensor:
-    """The tensor without its tangent, as it may leave the level, if it was on one."""
-    primal = _primal(leaf)
+    """The tensor as it may leave the level, if any: without its tangent, which a thread may keep alive."""
+    primal, tangent = _unpack_dual(leaf, level=0)
+    primal = leaf if tangent is None else primal
     return primal if level is None else levels.unwrap(primal, level)
 
 
@@ -159,12 +153,6 @@ def _dual(leaf: Tensor, tangent: Tensor) -> Tensor:
         if not overlaps(leaf):
             raise
         return _make_dual(leaf.clone(), tangent, level=0)
-
-
-def _primal(tensor: Tensor) -> Tensor:
-    """The tensor without its tangent, which another thread may keep alive."""
-    primal, tangent = _unpack_dual(tensor, level=0)
-    return tensor if tangent is None else primal
 
 
 def _push_on_level(run: Run, leaves: list[Any], chosen: Sequence[int], tangents: Sequence[Tensor]) -> Pushed:

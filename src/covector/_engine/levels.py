@@ -20,15 +20,10 @@ from torch.autograd import forward_ad
 
 from covector._engine.compiled import tracing
 
-
-def _number(kind: Any) -> int:
-    """A kind of level as a number: to compare these takes a fifth of the time."""
-    return int(kind)
-
-
-_GRAD = _number(stack.TransformType.Grad)
-_BATCH = _number(stack.TransformType.Vmap)
-_DERIVATIVES = frozenset([_GRAD, _number(stack.TransformType.Jvp)])
+_Kind: Any = stack.TransformType
+# Kinds of level as numbers: to compare these takes a fifth of the time.
+_GRAD, _BATCH, _JVP = map(int, (_Kind.Grad, _Kind.Vmap, _Kind.Jvp))
+_DERIVATIVES = frozenset([_GRAD, _JVP])
 
 _hooks = torch._C._autograd
 wrap = stack._wrap_for_grad
@@ -53,7 +48,8 @@ _depth._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _kinds() -> list[int]:
     """The kind of each level, from the outermost on."""
-    return [_number(level.key()) for level in stack.get_interpreter_stack() or ()]
+    every: Any = stack.get_interpreter_stack() or ()
+    return [int(level.key()) for level in every]
 
 
 def gradients_around() -> int:
@@ -104,15 +100,18 @@ def in_batches_of(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
     """
     if tracing():
         return tensor  # `TracedScope.settle` did that
+    there = batches(tensor)
     for other in others:
-        if stack.is_functorch_wrapped_tensor(other) and not batches(other) <= batches(tensor):
+        if not batches(other) <= there:
             tensor = tensor + unwrap_if_dead(other).new_zeros(tensor.shape, dtype=tensor.dtype)
+            there = batches(tensor)
     return tensor
 
 
-def in_derivative() -> bool:
-    """Whether there is a level of forward or reverse mode."""
-    return not _DERIVATIVES.isdisjoint(_kinds())
+def differentiated(tensors: Iterable[Any]) -> bool:
+    """Whether what is computed with these is differentiated by a level, or is in a batch and from outside."""
+    kinds = _kinds()
+    return not _DERIVATIVES.isdisjoint(kinds) or (_BATCH in kinds and _with_history(tensors))
 
 
 def differentiated_from_outside(tensors: Iterable[Any]) -> bool:
@@ -123,7 +122,12 @@ def differentiated_from_outside(tensors: Iterable[Any]) -> bool:
             inner = True
         elif inner and kind in _DERIVATIVES:
             return True
-    bare = [innermost(tensor) for tensor in tensors if isinstance(tensor, Tensor)] if inner else []
+    return inner and _with_history(tensors)
+
+
+def _with_history(tensors: Iterable[Any]) -> bool:
+    """Whether one of these has a graph that is recorded, or a tangent, outside of all levels."""
+    bare = [innermost(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bare)
     return recorded or (dual_level_open() and any(tangent_of(tensor) is not None for tensor in bare))
 

@@ -79,6 +79,8 @@ class Recording(NamedTuple):
 
     def only(self, position: int) -> Recording:
         """The same run, of which one output is looked at."""
+        if self.evaluation.spec is LEAF and len(self.outputs) == 1:
+            return self
         evaluation = self.evaluation._replace(outputs=[self.evaluation.outputs[position]], spec=LEAF)
         return self._replace(evaluation=evaluation, outputs=[self.outputs[position]])
 

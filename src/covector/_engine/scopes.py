@@ -275,7 +275,7 @@ class LevelScope(_Surveyed):
         """Run a function on stand-ins for the caller's tensors, the chosen ones to be differentiated by."""
         since = _lasting
         norms = _NOTHING
-        if levels.in_derivative() or levels.differentiated_from_outside(leaves):
+        if levels.differentiated(leaves):
             norms = elementary_norms()
         with levels.EagerTensors(), levels.GradLevel() as self._level, levels.GradMode(enabled=True), norms:
             number = self._level.number

@@ -2,8 +2,7 @@
 
 Fused attention has neither a forward-mode rule nor a second derivative. The distances of `cdist` and `pdist`
 have no second derivative either, and torch's batching rule for the first one of `cdist` is wrong. The
-forward-mode rules of norms and of solving with a matrix are right by themselves only, that of
-`cholesky_inverse` never (torch 2.13).
+forward-mode rules of norms and of solving with a matrix are right by themselves only (torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from covector._engine.messages import names_distances, names_fused_attention
 from covector._engine.norms import NORMS
+from covector._engine.right import NoRightRule
 from covector.errors import text_of
 
 
@@ -70,14 +70,6 @@ def named(*names: str) -> list[Any]:
     return [getattr(room, name) for name in names for room in rooms if hasattr(room, name)]
 
 
-class NoRightRule(NotImplementedError):
-    """The forward-mode rule of this operation would give wrong numbers here."""
-
-    def __init__(self, operation: str, *, nested: bool) -> None:
-        super().__init__(operation)
-        self.operation = f"{operation} that {'can be nested' if nested else 'is right'}"
-
-
 class _Instead:
     """Inside, some functions are answered by others. It takes less time than a `TorchFunctionMode`."""
 
@@ -99,52 +91,36 @@ class _Instead:
         return function(*args, **kwargs) if kwargs else function(*args)
 
 
-class RightRules(_Instead):
-    """Inside, operations whose forward-mode rule is wrong are computed by others, or refused.
+class NestedRules(_Instead):
+    """Inside, operations whose forward-mode rule is right by itself only are computed by others, or refused.
 
-    `nested`, forward mode may be differentiated again, or be in a batch inside another batch. The rules of
-    norms take the mean and the variance for constants there, so norms are computed by operations whose rules
-    are right. What solves with a matrix is refused: its rule takes the factors that were saved. These have no
+    That is where forward mode may be differentiated again, or is in a batch inside another batch. The rules
+    of norms take the mean and the variance for constants, so norms are computed by operations whose rules are
+    right. What solves with a matrix is refused: its rule takes the factors that were saved. These have no
     derivative of their own, and where they are of one batch and the tangents of another one inside it,
     torch's kernel takes the wrong ones. `graph` has the nodes whose backward solves so.
     """
 
-    __slots__ = ("acted",)
+    __slots__ = ()
 
-    def __init__(self, *, nested: bool) -> None:
-        super().__init__(_NESTED if nested else _RIGHT)
-        self.acted = False
-        """Whether an operation with a wrong rule was called."""
+    def __init__(self) -> None:
+        super().__init__(_NESTED)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it; or refuse."""
         instead = self._instead.get(function)
         if instead is not None:
-            self.acted = True
             if instead is NoRightRule:
-                raise NoRightRule(function.__name__, nested=function in _SINGLE)
+                raise NoRightRule(function.__name__, nested=True)
             function = instead
         return function(*args, **kwargs) if kwargs else function(*args)
 
 
-# The rule of the inverse multiplies in the wrong order (torch 2.13).
-_WRONG = frozenset(named("cholesky_inverse"))
 # Right by themselves only.
 _SINGLE = frozenset(
     named("solve", "solve_ex", "tensorsolve", "lu_solve", "det", "slogdet", "logdet", "eig", "eigvals")
 )
-
-
-def _in_one_piece(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
-    """The loss without chunks: with these it has no tangent, and inside a batch no gradient (torch 2.13)."""
-    return functional.linear_cross_entropy(*args, **kwargs)
-
-
-_RIGHT: dict[Any, Any] = {
-    **dict.fromkeys(_WRONG, NoRightRule),
-    **dict.fromkeys(named("linear_cross_entropy"), _in_one_piece),
-}
-_NESTED = {**_RIGHT, **dict.fromkeys(_SINGLE, NoRightRule), **NORMS}
+_NESTED: dict[Any, Any] = {**dict.fromkeys(_SINGLE, NoRightRule), **NORMS}
 
 
 def elementary_norms() -> AbstractContextManager[Any]:

@@ -85,6 +85,11 @@ NEEDED = (
     "torch.autograd.Function._backward_cls._forward_cls",
     "torch.autograd.Variable._execution_engine.run_backward",
     "torch._C._autograd._unsafe_set_version_counter",
+    # the dispatcher
+    "torch._C._IncludeDispatchKeyGuard",
+    "torch._C._parse_dispatch_key",
+    "torch._ops.HigherOrderOperator.fallthrough",
+    "torch._ops._higher_order_ops",
     # tensors and their memory
     "torch.Tensor._backward_hooks",
     "torch.Tensor._base",

@@ -124,15 +124,16 @@ def place(name: str, position: int, value: Any) -> str:
     return f"{name}[{position}]" if isinstance(value, tuple) else name
 
 
-def runner(call: Call, accept: Callable[[Call, Evaluation], None]) -> reverse.Run:
-    """The caller's function on its inputs, the result checked."""
+def runner(call: Call, accept: Callable[[Call, Evaluation], None] | None = None) -> reverse.Run:
+    """The caller's function on its inputs, the result checked; without `accept`, every tensor will do."""
     caller = call.caller
 
     def run(leaves: list[Any]) -> Evaluation:
         evaluation = _evaluation(caller, called(caller, leaves, {}, leaves))
         if call.strict:
             _check_recorded(caller, evaluation)
-        accept(call, evaluation)
+        if accept is not None:
+            accept(call, evaluation)
         return evaluation
 
     return run
@@ -176,10 +177,6 @@ def _check_recorded(caller: Caller, evaluation: Evaluation) -> None:
 def output_name(evaluation: Evaluation, position: int) -> str:
     """How a person would write one of the outputs."""
     return "the output" if one_output(evaluation) else f"output[{position}]"
-
-
-def accept_any(call: Call, evaluation: Evaluation) -> None:
-    """Every tensor will do."""
 
 
 def accept_dense(call: Call, evaluation: Evaluation) -> None:

@@ -15,7 +15,7 @@ from covector._engine import forward, levels
 from covector._engine.tensors import version
 from covector._engine.watch import ForwardWatch, NotForward
 from covector._lazy import Remembered
-from covector.functional._door import Call, Tensors, accept_any, runner
+from covector.functional._door import Call, Tensors, runner
 
 # Functions (by their code) whose run was thrown away: they are not tried again.
 _not_forward = Remembered()
@@ -48,11 +48,11 @@ def _watched(call: Call, direction: Tensors) -> forward.Pushed:
             raise NotForward
         return returned
 
-    run = runner(call._replace(caller=call.caller._replace(function=watched)), accept_any)
+    run = runner(call._replace(caller=call.caller._replace(function=watched)))
     # Copies, because in forward mode nothing would stop the function from changing the caller's tensors.
     copies = [tensor.clone() for tensor in call.inputs]
     versions = [version(copy) for copy in copies]
-    pushed = forward.push(run, copies, range(len(copies)), direction, function=function)
+    pushed = forward.push(run, copies, range(len(copies)), direction)
     lost = any(
         tangent is None and (output.is_floating_point() or output.is_complex())
         for output, tangent in zip(pushed.evaluation.outputs, pushed.tangents, strict=True)

@@ -125,8 +125,9 @@ def by_rows(
     its own batches: what is found about a block is about that output alone, and no zero cotangent meets
     an infinite slope of another output.
     """
-    parts: Sequence[Rows] = [Rows(call, recording)]
-    if not together:
+    if together:
+        parts = [Rows(call, recording)]
+    else:
         count = len(recording.evaluation.outputs)
         parts = [Rows(call, recording.only(i), derivative, name(i)) for i in range(count)]
     return [list(call.handed_over(row)) for part in parts for row in part.blocks()]

@@ -15,7 +15,6 @@ from covector.functional import _forward
 from covector.functional._door import (
     Call,
     Tensors,
-    accept_any,
     check_reached,
     open_call,
     output_name,
@@ -67,7 +66,7 @@ def jvp(
 
 def _through_pullback(call: Call, direction: Tensors) -> tuple[Evaluation, Tensors]:
     """J u as the derivative of v -> J^T v."""
-    linear = Linearized(call.caller, runner(call, accept_any), call.arguments(), call.scope())
+    linear = Linearized(call.caller, runner(call), call.arguments(), call.scope())
     if call.strict:
         check_reached(call, linear.pulled(), "the Jacobian", "the output")
     images = linear.reach(direction, keep=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covector._engine.compiled import eager_alone
-from covector.functional._door import accept_any, check_reached, open_call, record, runner, vector
+from covector.functional._door import check_reached, open_call, record, runner, vector
 
 
 @eager_alone
@@ -38,7 +38,7 @@ def vjp(
     """
     call = open_call("vjp", func, inputs, create_graph=create_graph, strict=strict)
     with call.modes():
-        recording = record(call, runner(call, accept_any))
+        recording = record(call, runner(call))
         evaluation = recording.evaluation
         cotangents = vector(call, "v", v, evaluation.outputs, "output")
         pulled = recording.reach(cotangents, keep=False)

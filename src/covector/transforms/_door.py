@@ -265,11 +265,6 @@ def accept_differentiable(caller: Caller, evaluation: Evaluation) -> None:
             )
 
 
-def _hint_on_scalars(returned: Any) -> str:
-    """What may be the matter with a function that does not return one tensor."""
-    return hint_on_numbers(returned) or "To return more than the value, use has_aux=True."
-
-
 def hint_on_numbers(returned: Any) -> str:
     """What may be the matter with a function that returns a number, or nothing, where a tensor should be."""
     return _LOST if returned is None or isinstance(returned, int | float | complex) else ""
@@ -285,7 +280,7 @@ def accept_scalar(caller: Caller, evaluation: Evaluation) -> None:
     if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or evaluation.spec is not LEAF:
         raise OutputError(
             f"{caller}: the function must return one scalar tensor, got {summary(evaluation.value())}. "
-            + _hint_on_scalars(evaluation.value())
+            + (hint_on_numbers(evaluation.value()) or "To return more than the value, use has_aux=True.")
         )
     if outputs[0].dim():
         shape = tuple(outputs[0].shape)
