@@ -80,10 +80,16 @@ class Compared:
         """Where noise would hide an error as large as one entry's tolerance."""
         return ~(self.noise <= constants.HIDDEN_SHARE * tol.atol * self.least)
 
-    def visible(self, tol: Tolerance) -> float:
-        """How far an entry may be off that does not disagree; those that noise would hide are judged."""
+    def examined(self, tol: Tolerance) -> Examined:
+        """The suspects, and how far an entry of the rest may be off; those that noise would hide are judged."""
+        smallest, allowed = float(self.least.min()), self.look.share * tol.atol
+        # Most agree along every direction by the measure of the smallest step, which takes the least time.
+        if self.noise <= constants.HIDDEN_SHARE * tol.atol * smallest:
+            if float(abs(self.off).max()) <= self.noise + allowed * smallest:
+                return Examined(None, self.noise / smallest + allowed)
         shown = self.least[~self.hidden(tol)]
-        return (float(self.noise / shown.min()) if len(shown) else 0.0) + self.look.share * tol.atol
+        noise = float(self.noise / shown.min()) if len(shown) else 0.0
+        return Examined(self.suspects(tol), noise + allowed)
 
     def suspects(self, tol: Tolerance) -> Compared | None:
         """Directions that are off by more than noise and the share of an entry's tolerance; worst first.
@@ -167,9 +173,9 @@ class Examiner:
             return None
         suspects, visible = [], 0.0
         for some in self._spans(len(look)):
-            compared = self._compared(look.part(some), noise, length)
-            suspects.append(compared.suspects(self.tol))
-            visible = max(visible, compared.visible(self.tol))
+            found = self._compared(look.part(some), noise, length).examined(self.tol)
+            suspects.append(found.suspects)
+            visible = max(visible, found.visible)
         return Examined(_joined(suspects), visible)
 
     def _compared(self, look: Look, noise: float, length: float) -> Compared:
