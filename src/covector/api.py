@@ -60,7 +60,6 @@ StopGradients: TypeAlias = Literal["fail", "constant"]
 
 
 @rightly_called
-@dtypes_noted
 def check(
     func: Callable[..., Any],
     inputs: Any,
@@ -170,14 +169,15 @@ def check(
     chosen = {"argnums": argnums, "argnames": argnames, **_written(held)}
     extra = {name: value for name, value in chosen.items() if value is not None}
     call = Call("check", func, as_tuple(inputs), kwargs or {}, extra)
-    report = _report(_check(caller, arguments, options), call, held=held)
+    with dtypes_noted(func, inputs, kwargs):
+        done = _check(caller, arguments, options)
+    report = _report(done, call, held=held)
     _show(report)
     return report
 
 
 @described_by(check)
 @rightly_called
-@dtypes_noted
 def gradcheck(
     func: Callable[..., Any],
     inputs: Any,
@@ -241,7 +241,8 @@ def gradcheck(
     caller, given = tensors_for_inputs(caller, as_tuple(inputs))
     arguments = arguments_of(caller, given)
     caller, held = _held(caller, arguments, stop_gradients)
-    done = _check(caller, arguments, options)
+    with dtypes_noted(func, inputs):
+        done = _check(caller, arguments, options)
     if done.right or options.brief:  # a report takes as long to write as a small check to make
         return done.right
     call = Call("gradcheck", func, as_tuple(inputs), extra=_written(held))
@@ -250,7 +251,6 @@ def gradcheck(
 
 @described_by(check)
 @rightly_called
-@dtypes_noted
 def gradgradcheck(
     func: Callable[..., Any],
     inputs: Any,
@@ -315,7 +315,8 @@ def gradgradcheck(
     checked("gradgradcheck", options)
     caller, given = tensors_for_inputs(caller, as_tuple(inputs))
     with unchanged(func) as device:
-        first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
+        with dtypes_noted(func, given):
+            first = Problem(caller, arguments_of(caller, given), masked=options.masked, device=device)
         if not first.differentiable:
             if options.brief:
                 return False

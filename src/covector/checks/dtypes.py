@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -15,9 +12,6 @@ from covector._tree import flatten
 from covector.errors import CovectorError
 from covector.verify.leaves import is_differentiable
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
 _CALLS = {
     torch.float64: "double()",
     torch.float32: "float()",
@@ -26,37 +20,33 @@ _CALLS = {
 }
 
 
-def dtypes_noted(door: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """The same door; an error of torch's on mixed dtypes has a note where module and inputs differ."""
+class dtypes_noted:  # noqa: N801 - it is used as a function
+    """What a module raises inside has a note, if it is of one dtype and its inputs have another."""
 
-    @wraps(door)
-    def opened(*args: _Given.args, **keywords: _Given.kwargs) -> _Result:
-        __tracebackhide__ = True
-        try:
-            return door(*args, **keywords)
-        except Exception as error:
-            if mixes_dtypes(error) and not isinstance(error, CovectorError):
-                given = signature(door).bind(*args, **keywords).arguments
-                _note(error, given["func"], (given["inputs"], given.get("kwargs")))
-            raise
+    __slots__ = ("_function", "_inputs")
 
-    return opened
+    def __init__(self, function: Any, *inputs: Any) -> None:
+        self._function, self._inputs = function, inputs
 
-
-def _note(error: Exception, module: Any, inputs: Any) -> None:
-    """Say that a module has one dtype, and its inputs have another, if that is so."""
-    if not isinstance(module, Module):
+    def __enter__(self) -> None:
         return
-    own, given = (
-        {leaf.dtype for leaf in leaves if is_differentiable(leaf)}
-        for leaves in (module.parameters(), flatten(inputs)[0])
-    )
-    if len(own) != 1 or len(given) != 1 or own == given:
-        return
-    (mine,), (theirs,) = own, given
-    names = [str(dtype).removeprefix("torch.") for dtype in (theirs, mine)]
-    calls = [_CALLS.get(dtype, f"to({dtype})") for dtype in (theirs, mine)]
-    error.add_note(
-        f"The input is {names[0]}, the parameters of {type(module).__name__} are {names[1]}: pass "
-        f"model.{calls[0]}, or x.{calls[1]} (docs/how-to/float32.md)."
-    )
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        module = self._function
+        if not isinstance(error, Exception) or isinstance(error, CovectorError):
+            return
+        if not (isinstance(module, Module) and mixes_dtypes(error)):
+            return
+        own, given = (
+            {leaf.dtype for leaf in leaves if is_differentiable(leaf)}
+            for leaves in (module.parameters(), flatten(self._inputs)[0])
+        )
+        if len(own) != 1 or len(given) != 1 or own == given:
+            return
+        (mine,), (theirs,) = own, given
+        names = [str(dtype).removeprefix("torch.") for dtype in (theirs, mine)]
+        calls = [_CALLS.get(dtype, f"to({dtype})") for dtype in (theirs, mine)]
+        error.add_note(
+            f"The input is {names[0]}, the parameters of {type(module).__name__} are {names[1]}: pass "
+            f"model.{calls[0]}, or x.{calls[1]} (docs/how-to/float32.md)."
+        )

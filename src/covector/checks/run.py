@@ -91,18 +91,24 @@ class CheckRun:
     def verdict(self, analytic: Map | ZeroMap) -> Verdict:
         """What was decided about a derivative, held against differences; decided once."""
         if analytic.label not in self.verdicts:
-            self.verdicts[analytic.label] = self._decide(analytic)
+            if isinstance(analytic, ZeroMap):
+                verdict = self._constant(analytic)
+            elif self.above is None:
+                verdict = self._as_given(analytic)
+            else:
+                verdict = self._in_double_precision(analytic, self.above)
+            self.verdicts[analytic.label] = verdict
         return self.verdicts[analytic.label]
 
-    def _decide(self, analytic: Map | ZeroMap) -> Verdict:
-        if isinstance(analytic, ZeroMap):
-            # As in torch, the tolerance of fast mode.
-            atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
-            exact = self.options.tol._replace(atol=atol, rtol=0.0)
-            return decide_constant(self.numeric, analytic, self.options._replace(tol=exact))
-        if self.above is None:
-            return self._as_given(analytic)
-        low, high, seed = self.problem, self.above, self.options.seed
+    def _constant(self, zero: ZeroMap) -> Verdict:
+        # As in torch, the tolerance of fast mode.
+        atol = max(_ZERO, self.options.nondet_tol) if self.options.fast else _ZERO
+        exact = self.options.tol._replace(atol=atol, rtol=0.0)
+        return decide_constant(self.numeric, zero, self.options._replace(tol=exact))
+
+    def _in_double_precision(self, analytic: Map, high: Problem) -> Verdict:
+        """The verdict on the same function in double precision, if it is one, with what rounding adds."""
+        low, seed = self.problem, self.options.seed
         if not same_at_the_point(low, high, self.rounding):
             return self._as_given(analytic)
         # Its rounding may be too small to matter.

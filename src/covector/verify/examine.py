@@ -81,12 +81,12 @@ class Compared:
         return ~(self.noise <= constants.HIDDEN_SHARE * tol.atol * self.least)
 
     def examined(self, tol: Tolerance) -> Examined:
-        """The suspects, and how far an entry of the rest may be off; those that noise would hide are judged."""
+        """The suspects, and how far an entry of the rest may be off; what noise would hide is suspect."""
         smallest, allowed = float(self.least.min()), self.look.share * tol.atol
+        quiet = self.noise <= constants.HIDDEN_SHARE * tol.atol * smallest
         # Most agree along every direction by the measure of the smallest step, which takes the least time.
-        if self.noise <= constants.HIDDEN_SHARE * tol.atol * smallest:
-            if float(abs(self.off).max()) <= self.noise + allowed * smallest:
-                return Examined(None, self.noise / smallest + allowed)
+        if quiet and float(abs(self.off).max()) <= self.noise + allowed * smallest:
+            return Examined(None, self.noise / smallest + allowed)
         shown = self.least[~self.hidden(tol)]
         noise = float(self.noise / shown.min()) if len(shown) else 0.0
         return Examined(self.suspects(tol), noise + allowed)
