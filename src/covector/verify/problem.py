@@ -337,8 +337,12 @@ class Problem:
             raise
 
     def outputs_of(self, primals: Sequence[Tensor]) -> list[Tensor]:
-        """The kept outputs, if they are of the kinds that they are at the point."""
-        leaves, _ = flatten(self.call(primals))
+        """The kept outputs of a run with these tensors."""
+        return self._kept_of(self.call(primals))
+
+    def _kept_of(self, returned: Any) -> list[Tensor]:
+        """The kept ones of what a run returned, if they are of the kinds that they are at the point."""
+        leaves, _ = flatten(returned)
         if (kinds := _kinds(leaves)) != self._kinds:
             got, expected = (", ".join(map(_described, some)) or "nothing" for some in (kinds, self._kinds))
             where = "where every element is specified" if self._fills else "at a nearby point"
@@ -359,7 +363,7 @@ class Problem:
             if point is not None:
                 self._moved.to(point, shift)
             with GradMode(enabled=True):
-                outputs = self.outputs_of(self._moved.leaves)
+                outputs = self._kept_of(self.call(self._moved.leaves))
                 if use is None:
                     return self._copied(outputs)
                 return use(self.outputs.coordinates(outputs).numpy())
