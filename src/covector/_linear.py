@@ -17,7 +17,7 @@ from torch import Tensor
 from covector._chart import Chart, real_dtype
 from covector._engine import forward, graph, levels, messages, reverse, scopes
 from covector._engine.batch import Apply, batched, looped
-from covector._engine.compiled import is_exporting, tracing
+from covector._engine.compiled import is_exporting, tracing, uncompiled
 from covector._engine.constants import without_zeros
 from covector._engine.right import NoRightRule
 from covector._engine.twice import another_way, differentiable_attention
@@ -317,11 +317,12 @@ class Pushforward(LinearMap):
         return True
 
     def _without_rule(self, error: NotImplementedError) -> None:
-        lacking = error.operation if isinstance(error, NoRightRule) else None
-        operation = lacking or messages.missing_forward_rule(error)
-        if operation is None:
+        if isinstance(error, NoRightRule):
+            self._go_around(error.operation, uncompiled())
+        elif (operation := messages.missing_forward_rule(error)) is not None:
+            self._go_around(operation, another_way(error) or nullcontext())
+        else:
             raise error
-        self._go_around(operation, another_way(error) or nullcontext())
 
     def _go_around(self, operation: str, setting: AbstractContextManager[None]) -> None:
         """Apply the map another way from now on, and say why."""

@@ -457,7 +457,7 @@ ONE_ROW = {
     ),
     "a term of a probability": (
         ruled(_focal, lambda g, x: g * (x.sigmoid() - 1) * (1 - x.sigmoid()) ** 2),
-        "plus -2 sigmoid(`x`) (1 - sigmoid(`x`))^2 log(sigmoid(`x`)): a term of the product rule",
+        "plus -2 sigmoid(`x`) (1 - sigmoid(`x`))^2 log(sigmoid(`x`))",
     ),
 }
 

@@ -234,6 +234,21 @@ def test_a_rule_that_is_wrong_by_itself_is_not_used() -> None:
     torch.testing.assert_close(pushed, -2 * torch.cholesky_inverse(factor))  # homogeneous of degree -2
 
 
+def test_a_compiled_function_with_such_a_rule_is_differentiated_as_it_is() -> None:
+    """In a batch, the attempt that is refused leaves nothing behind that a later call would use."""
+
+    def inverse(x: Tensor) -> Tensor:
+        return torch.cholesky_inverse(torch.diag(x.exp()) + 0.1 * x[0])
+
+    compiled, expected = torch.compile(inverse, backend="eager"), covector.jacrev(inverse)(POINTS[0])
+    with pytest.warns(ForwardModeWarning, match="cholesky_inverse"):
+        jacobian = covector.jacfwd(compiled)(POINTS[0])
+    torch.testing.assert_close(jacobian, expected)
+    with pytest.warns(ForwardModeWarning, match="cholesky_inverse"):
+        _, pushed = covector.jvp(compiled, (POINTS[0],), (torch.ones_like(POINTS[0]),))
+    torch.testing.assert_close(pushed, expected.sum(-1))
+
+
 def test_a_wrong_rule_is_caught_on_any_branch_and_whoever_calls_it() -> None:
     """A function that first took another branch, an operation by its full name, a recomputed part."""
     factor = torch.linalg.cholesky(matrix(POINTS[0]) @ matrix(POINTS[0]).T)

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 import covector
 from covector._chart import Chart
+from covector.verify.finding import Outcome
 
 each_mode = pytest.mark.parametrize("fast_mode", [False, True])
 
@@ -234,3 +236,25 @@ def test_parameters_without_a_shape_are_named() -> None:
         covector.check(module, x)
     module(x)
     assert covector.check(module, x)
+
+
+class AnswersEverything:
+    """A function that has every attribute."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *operands: None
+
+
+@each_mode
+def test_a_function_may_have_every_attribute(fast_mode: bool) -> None:
+    assert covector.gradcheck(AnswersEverything(), point(3), fast_mode=fast_mode)
+
+
+def test_a_checkpoint_that_is_reentrant_is_unsupported() -> None:
+    """Its derivative is right, and torch gives it to `backward` alone."""
+    report = covector.check(lambda x: checkpoint(torch.sin, x, use_reentrant=True), point(3))
+    assert report.outcome is Outcome.UNSUPPORTED
+    assert "pass use_reentrant=False" in str(report)

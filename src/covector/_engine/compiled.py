@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
@@ -29,6 +30,7 @@ __all__ = [
     "named_after",
     "outside_graphs",
     "tracing",
+    "uncompiled",
     "without_values",
 ]
 
@@ -53,6 +55,14 @@ def forget_signature(function: FunctionType) -> None:
     """Have `torch.compile` look at a function's parameters again: its code was exchanged."""
     loaded = sys.modules.get("torch._dynamo.variables.functions")
     getattr(loaded, "_spec_cache", {}).pop(function, None)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Functions that were compiled run eagerly inside.
+
+    What dynamo made of one that raised in a batch is not to be used again: its derivatives are wrong there.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def without_values() -> bool:

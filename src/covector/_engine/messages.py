@@ -44,6 +44,9 @@ _LACKING = {
     ),
     r"(\w+) is not implemented for sparse tensors": r"\1 of sparse tensors",
     r"Sparse division requires a scalar": "a division by a sparse tensor",
+    r"use_reentrant=True.* incompatible with \.grad\(\)": (
+        "gradients by chosen tensors through checkpoint(use_reentrant=True); pass use_reentrant=False"
+    ),
     r"cannot raise to zeroth power on sparse tensor": "the zeroth power of a sparse tensor",
 }
 

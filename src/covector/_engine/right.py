@@ -1,11 +1,13 @@
 """Operations whose forward-mode rule gives wrong numbers, for as long as something is pushed forward.
 
-They are caught where torch dispatches, so that it does not matter who calls them: the function, the backward
-of a custom Function in it, a hook, C++. Every other operation runs as fast as without.
+They are caught where torch dispatches, so that it does not matter who calls them in this thread: the
+function, the backward of a custom Function in it, a hook, C++. Every other operation runs as fast as without.
+What torch's own transforms call on a level inside is not caught.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -77,5 +79,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 _libraries = [Library("_", "IMPL"), *(Library(name.partition("::")[0], "IMPL") for name in _KERNELS)]
 with suppress(RuntimeError):  # there is one already, where covector is imported anew
     _libraries[0].fallback(fallthrough_kernel, _LEVEL)
-for _library, (_name, _kernel) in zip(_libraries[1:], _KERNELS.items(), strict=True):
-    _library.impl(_name, _kernel, _LEVEL)
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="[^$]*Overriding a previously registered kernel")  # likewise
+    for _library, (_name, _kernel) in zip(_libraries[1:], _KERNELS.items(), strict=True):
+        _library.impl(_name, _kernel, _LEVEL)

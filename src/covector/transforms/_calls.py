@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import wraps
+from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -32,38 +33,43 @@ def rightly_called(door: Callable[_Given, _Result]) -> Callable[_Given, _Result]
         if any(isinstance(value, Tensor) for value in args[allowed:]):
             raise ArgumentTypeError(f"{verb}: {advice}")
         if not keywords.keys() <= set(names):
-            raise ArgumentTypeError(
-                _unknown(verb, names, args[0] if args else keywords.get(names[0]), keywords)
-            )
+            given = dict(zip(names, args, strict=False)) | keywords
+            if names[0] not in given:
+                raise ArgumentTypeError(f"{verb}: {names[0]} is missing; write {call}, x).")
+            raise ArgumentTypeError(_unknown(verb, names, given))
         return door(*args, **keywords)
 
     return opened
 
 
-def _unknown(verb: str, names: list[str], function: Any, keywords: Mapping[str, Any]) -> str:
+def _unknown(verb: str, names: list[str], given: Mapping[str, Any]) -> str:
     """What to say about the first keyword that a verb lacks: whose it is, or which one is like it."""
-    name = next(keyword for keyword in keywords if keyword not in names)
-    given, its_own = _written(keywords[name]), Caller(verb, function).name
-    partial = f"functools.partial({its_own}, {name}={given})"
-    how = f"pass it as kwargs={{{name!r}: {given}}}" if "kwargs" in names else f"pass {partial}"
+    function, name = given[names[0]], next(keyword for keyword in given if keyword not in names)
+    value, its_own = _written(given[name]), Caller(verb, function).name
+    callee = "func" if its_own.startswith("<") else its_own
+    partial = f"functools.partial({callee}, {name}={value})"
+    how = f"pass it as kwargs={{{name!r}: {value}}}" if "kwargs" in names else f"pass {partial}"
     fact = f"{verb}: there is no keyword {name!r}"
-    if name in _keywords_of(function):
+    if name in _keywords_of(function, given.get("inputs", ())):
         return f"{fact}; {its_own} takes one of that name: {how}."
     if near := get_close_matches(name, names, 1):
         return f"{fact}. Did you mean {near[0]!r}?"
     return f"{fact}. If {its_own} takes one, {how}."
 
 
-def _keywords_of(function: Any) -> set[str]:
-    """The keywords that a function takes; none where Python cannot tell."""
+def _keywords_of(function: Any, inputs: Any) -> set[str]:
+    """The keywords that a function takes beside these inputs; none where Python cannot tell."""
     function = function.forward if isinstance(function, Module) else function
+    filled = len(inputs) if isinstance(inputs, tuple | list) else 1
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return set()
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    free = [p for p in parameters[:filled] if p.kind is p.KEYWORD_ONLY] + parameters[filled:]
+    return {p.name for p in free if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _written(value: Any) -> str:
     """A value as in a call, if it is short."""
-    return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) < 40 else "..."
+    plain = isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+    return repr(value) if plain and len(repr(value)) < 40 else "..."

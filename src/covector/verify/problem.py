@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -454,6 +455,8 @@ class Problem:
 
     def _captures(self) -> bool:
         """Whether one of the caller's tensors stands in the closure of the function."""
-        cells = getattr(self.caller.function, "__closure__", None) or ()
+        function = self.caller.function
+        function = function.__func__ if isinstance(function, MethodType) else function
+        cells = (function.__closure__ or ()) if isinstance(function, FunctionType) else ()
         held = {id(cell.cell_contents) for cell in cells if has_value(cell)}
         return not held.isdisjoint(map(id, self.originals))

@@ -248,7 +248,7 @@ def _by_element(s: Suspect, case: Case, name: str) -> str:
     if (wrong := _is(analytic - numeric, all_of_them)) is not None:
         return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     if single and (wrong := _is(analytic - numeric, of_probability(x, name))) is not None:
-        return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}: a term of the product rule"
+        return f"{returns} for {{where}} the numeric {case.noun} plus {wrong}"
     second = of_input(x, name) if single else of_output(y)
     for other, values in others.items():
         second |= of_input(values, other)
