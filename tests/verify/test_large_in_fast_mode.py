@@ -32,7 +32,7 @@ each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list
 
 def a_share() -> float:
     """How many runs a fast check may take: to halve a direction, and of some columns for the report."""
-    return constants.HALVING_SHARE * 2 * MANY + 2 * constants.WHOLE_COLUMNS
+    return constants.HALVING_SHARE * constants.FAST_RUNS + 2 * constants.WHOLE_COLUMNS + constants.SPARE_RUNS
 
 
 @each_function
@@ -60,4 +60,22 @@ def test_what_noise_hides_is_said_and_not_looked_for_in_every_column() -> None:
     assert report.outcome == "inconclusive"
     assert "no few columns explain it" in report.worst.summary
     assert "fast_mode=False" in report.worst.advice
+    assert report.evaluations < a_share()
+
+
+def test_entries_that_are_too_small_to_be_wrong_one_by_one_are_not_gone_through() -> None:
+    """A gradient of zero for a mean: each entry is below `atol`, and together they are not."""
+
+    class Mean(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.size = x.shape
+            return x.sin().mean()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.new_zeros(ctx.size)
+
+    report = covector.check(Mean.apply, drawn(4 * MANY), fast_mode=True)
+    assert report.outcome == "inconclusive"
     assert report.evaluations < a_share()

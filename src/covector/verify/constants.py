@@ -32,8 +32,8 @@ HALF = 2.0**4
 infinite."""
 
 HALVING_SHARE = 1 / 64
-"""Halving may take this share of the runs that moving every column takes. They are wasted if every column
-has to be moved after all."""
+"""Halving may take this share of the runs that moving every column takes, or of `FAST_RUNS` if those are
+fewer. They are wasted if every column has to be moved after all."""
 
 ROUNDED_RUNS = 6
 """Runs with random rounding that measure the rounding error of a function in low precision, once its

@@ -129,7 +129,7 @@ class _Decision:
         halving = constants.EXTRA_RUNS + 4 * look.width.bit_length()
         if not self._spares_columns or suspects.hidden(self._tol).any() or halving > all_runs:
             return False
-        self._numeric.spare += int(constants.HALVING_SHARE * all_runs)
+        self._numeric.spare += int(constants.HALVING_SHARE * min(all_runs, constants.FAST_RUNS))
         allowed = suspects.noise + look.share * self._tol.atol * suspects.least
         each = zip(self._steps(suspects), suspects.off, allowed.tolist(), strict=True)
         right: list[int] = []
