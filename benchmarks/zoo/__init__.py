@@ -46,8 +46,8 @@ ABOUT = (
 AREA = Area("zoo", ABOUT, partial(tasks, TUNED), totals)
 HELD_OUT = Area(
     "zoo-held-out",
-    "The third of the zoo that is held out while checks are tuned. It was run once before, and one mend "
-    "followed from that.",
+    "The third of the zoo that is held out while checks are tuned. What was over its target before "
+    "was looked into, so it is not unseen any more.",
     partial(tasks, ASIDE),
     totals,
 )
