@@ -36,8 +36,9 @@ class Steps:
         """The same before the point plus the step is rounded."""
         scale = self.scale_of(columns)
         near = np.minimum(scale, constants.NEAR)
+        scale -= near  # how far it is beyond; there a step is not to be lost in the last places of the point
+        scale *= _FEW * self._rounding
         near *= eps
-        scale *= _FEW * self._rounding  # not lost in the last places of the point
         return np.maximum(near, scale, out=near)
 
     def made(self, wanted: np.ndarray) -> np.ndarray:
